@@ -1,0 +1,239 @@
+"""Every control message, one section per receiver. On the wire each is one msgpack map with its `type`.
+
+The router stands in the middle: clients and nodes speak to it alone, so a ticket, a token or an abort takes at most
+two hops and every node needs one connection. Bulk KV never travels here.
+
+  client → router   Submit, Abort
+  router → prefill  Prefill, SendKv, Release, Abort
+  router → decode   Reserve, Abort
+  router → coloc.   Generate, Abort
+  node → router     Hello, PrefillDone, Reserved, KvReceived, StepTokens, Rejected, Heartbeat
+  router → client   Tokens, Finished
+  router → all      Welcome, Begin, Stop
+
+Decoding is strict and bounded: unknown types and fields, wrong types and oversized payloads raise ProtocolError.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgpack
+import msgspec
+
+from emulator.core.errors import ProtocolError
+from emulator.core.records import RequestTimes
+
+FinishReason = Literal["length", "stop", "aborted", "error"]
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", omit_defaults=True):
+    """Base of all control messages."""
+
+
+# --- to the router, from clients ------------------------------------------------------------------------------
+
+
+class Submit(Message, frozen=True):
+    """A request: a prompt of `prompt_tokens`, at most `max_tokens` to generate."""
+
+    request_id: str
+    prompt_tokens: int
+    max_tokens: int
+
+
+class Abort(Message, frozen=True):
+    """The request is not wanted any more; everything that it holds is to be freed."""
+
+    request_id: str
+
+
+# --- to nodes, from the router --------------------------------------------------------------------------------
+
+
+class Generate(Message, frozen=True):
+    """To a colocated node: prefill and decode this request."""
+
+    request_id: str
+    prompt_tokens: int
+    max_tokens: int
+
+
+class Prefill(Message, frozen=True):
+    """To a prefill node: compute this prompt, keep its KV, send it when a ticket comes."""
+
+    request_id: str
+    prompt_tokens: int
+    max_tokens: int
+
+
+class Reserve(Message, frozen=True):
+    """To a decode node: reserve KV blocks for this request and issue a ticket for its transfer."""
+
+    request_id: str
+    prompt_tokens: int
+    max_tokens: int
+
+
+class SendKv(Message, frozen=True):
+    """To a prefill node: this ticket is good at `endpoint`; send the request's KV there."""
+
+    request_id: str
+    ticket: int
+    endpoint: str
+
+
+class Release(Message, frozen=True):
+    """To a prefill node: the KV has arrived, its blocks are free."""
+
+    request_id: str
+
+
+# --- to the router, from nodes --------------------------------------------------------------------------------
+
+
+class Hello(Message, frozen=True):
+    """First message of every peer. `secret` is the run's; a peer without it is ignored and counted."""
+
+    name: str
+    role: Literal["prefill", "decode", "colocated", "client"]
+    secret: str
+    kv_blocks: int = 0
+
+
+class PrefillDone(Message, frozen=True):
+    """A prompt has been computed."""
+
+    request_id: str
+    times: RequestTimes
+
+
+class Reserved(Message, frozen=True):
+    """Blocks are reserved: KV may be sent to `endpoint` under `ticket`."""
+
+    request_id: str
+    ticket: int
+    endpoint: str
+
+
+class KvReceived(Message, frozen=True):
+    """All KV of the request is at the decode node."""
+
+    request_id: str
+    times: RequestTimes
+
+
+class TokenCount(msgspec.Struct, frozen=True, array_like=True):
+    """`n` new tokens of a request."""
+
+    request_id: str
+    n: int
+
+
+class NodeFinish(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A request has ended at a node that generated its tokens."""
+
+    request_id: str
+    reason: FinishReason
+    times: RequestTimes = RequestTimes()
+
+
+class StepTokens(Message, frozen=True):
+    """All tokens of one step (or of one handoff), and the requests that ended with it."""
+
+    tokens: tuple[TokenCount, ...]
+    finished: tuple[NodeFinish, ...] = ()
+
+
+class Rejected(Message, frozen=True):
+    """The node can never serve this request."""
+
+    request_id: str
+    reason: str
+
+
+class Heartbeat(Message, frozen=True):
+    """The node is alive; its load, for routing."""
+
+    kv_blocks_free: int
+    running: int
+    waiting: int
+
+
+# --- to clients, from the router ------------------------------------------------------------------------------
+
+
+class Tokens(Message, frozen=True):
+    """New tokens of this client's requests."""
+
+    tokens: tuple[TokenCount, ...]
+
+
+class Finished(Message, frozen=True):
+    """A request has ended; `detail` says why when it failed."""
+
+    request_id: str
+    reason: FinishReason
+    detail: str = ""
+    prefill_node: str | None = None
+    decode_node: str | None = None
+    times: RequestTimes = RequestTimes()
+
+
+# --- to everyone, from the router -----------------------------------------------------------------------------
+
+
+class Welcome(Message, frozen=True):
+    """The router knows this peer."""
+
+
+class Begin(Message, frozen=True):
+    """The run starts: model time 0 is at `t0_monotonic_s` of this machine's monotonic clock."""
+
+    t0_monotonic_s: float
+
+
+class Stop(Message, frozen=True):
+    """The run is over: write what was recorded and leave."""
+
+
+ToRouter = (
+    Hello | Submit | Abort | PrefillDone | Reserved | KvReceived | StepTokens | Rejected | Heartbeat | Begin | Stop
+)
+ToNode = Welcome | Begin | Stop | Generate | Prefill | Reserve | SendKv | Release | Abort
+ToClient = Welcome | Begin | Stop | Tokens | Finished
+
+
+def encode(message: Message) -> bytes:
+    """One message as msgpack."""
+    packed = msgpack.packb(msgspec.to_builtins(message), use_bin_type=True)
+    assert isinstance(packed, bytes)
+    return packed
+
+
+def decode_to_router(data: bytes) -> ToRouter:
+    """Strictly decode what arrives at the router; raises ProtocolError."""
+    message: ToRouter = _convert(data, ToRouter)
+    return message
+
+
+def decode_to_node(data: bytes) -> ToNode:
+    """Strictly decode what arrives at a node; raises ProtocolError."""
+    message: ToNode = _convert(data, ToNode)
+    return message
+
+
+def decode_to_client(data: bytes) -> ToClient:
+    """Strictly decode what arrives at a client; raises ProtocolError."""
+    message: ToClient = _convert(data, ToClient)
+    return message
+
+
+def _convert(data: bytes, kind: Any) -> Any:
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise ProtocolError(f"a control message of {len(data)} bytes is above {MAX_MESSAGE_BYTES}")
+    try:
+        return msgspec.convert(msgpack.unpackb(data, max_buffer_size=MAX_MESSAGE_BYTES), kind)
+    except (msgspec.ValidationError, ValueError, TypeError, msgpack.UnpackException) as error:
+        raise ProtocolError(f"not a control message: {error}") from None

@@ -1,0 +1,260 @@
+"""What a topology file says: deployments to compare, traffic, SLO, network and scale. Read, checked, frozen.
+
+Values keep the units in which users write them (`BitsPerSecond`, `Seconds`, `Bytes` parse text with a unit);
+`core.deploy` resolves them against the catalog into what processes run.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from emulator.core.hardware import CostName, FittedProfile, Gpu, Model
+from emulator.core.quantities import BitsPerSecond, Bytes, Seconds
+
+Role = Literal["prefill", "decode", "colocated"]
+Policy = Literal["chunked", "prefill_first"]
+Overlap = Literal["none", "chunk"]
+FirstToken = Literal["handoff"]
+Routing = Literal["least_loaded", "round_robin"]
+RateBasis = Literal["line", "payload"]
+
+PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
+PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
+Fraction = Annotated[float, msgspec.Meta(gt=0, le=1)]
+Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=64)]
+
+
+class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of everything that a topology file holds: frozen, and strict about its keys."""
+
+
+# --- lengths and arrivals -------------------------------------------------------------------------------------
+
+
+class FixedLength(Spec, frozen=True, kw_only=True, tag_field="distribution", tag="fixed"):
+    """Always `tokens`."""
+
+    tokens: PositiveInt
+
+
+class UniformLength(Spec, frozen=True, kw_only=True, tag_field="distribution", tag="uniform"):
+    """Whole numbers from `low` to `high`, both included."""
+
+    low: PositiveInt
+    high: PositiveInt
+
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise ValueError(f"low {self.low} is above high {self.high}")
+
+
+class LognormalLength(Spec, frozen=True, kw_only=True, tag_field="distribution", tag="lognormal"):
+    """Lognormal by its median and the sigma of its logarithm, clipped to low..high tokens."""
+
+    median: PositiveFloat
+    sigma: PositiveFloat
+    low: PositiveInt = 1
+    high: PositiveInt = 1_000_000
+
+
+Length = FixedLength | UniformLength | LognormalLength
+
+
+class Poisson(Spec, frozen=True, kw_only=True, tag_field="process", tag="poisson"):
+    """Independent arrivals at `rate_per_s`."""
+
+    rate_per_s: PositiveFloat
+
+
+class Constant(Spec, frozen=True, kw_only=True, tag_field="process", tag="constant"):
+    """One arrival every 1/rate_per_s seconds."""
+
+    rate_per_s: PositiveFloat
+
+
+class Gamma(Spec, frozen=True, kw_only=True, tag_field="process", tag="gamma"):
+    """Gamma inter-arrivals: burstiness 1 is Poisson, below 1 burstier (CV = 1/√burstiness), as vLLM's benchmark."""
+
+    rate_per_s: PositiveFloat
+    burstiness: PositiveFloat
+
+
+class At(Spec, frozen=True, kw_only=True, tag_field="process", tag="at"):
+    """One arrival at each of the given times."""
+
+    times_s: tuple[Annotated[float, msgspec.Meta(ge=0)], ...]
+
+
+class ClosedLoop(Spec, frozen=True, kw_only=True, tag_field="process", tag="closed_loop"):
+    """`users` who each send the next request `think_s` after the previous one has ended.
+
+    User i of N sends the first one at i × ramp_s / N.
+    """
+
+    users: PositiveInt
+    think_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    ramp_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+
+
+class Trace(Spec, frozen=True, kw_only=True, tag_field="process", tag="trace"):
+    """Replays a trace file: its times (rescaled when `rate_per_s` is given) and its lengths."""
+
+    file: str
+    rate_per_s: PositiveFloat | None = None
+
+
+Arrivals = Poisson | Constant | Gamma | At | ClosedLoop | Trace
+
+
+class Stream(Spec, frozen=True, kw_only=True):
+    """One source of requests. Lengths come as a pair of distributions, or as one named joint set."""
+
+    name: Name
+    arrivals: Arrivals
+    prompt_tokens: PositiveInt | Length | None = None
+    output_tokens: PositiveInt | Length | None = None
+    lengths: Literal["azure-conv-like"] | None = None
+
+    def __post_init__(self) -> None:
+        has_pair = self.prompt_tokens is not None and self.output_tokens is not None
+        has_any = self.prompt_tokens is not None or self.output_tokens is not None
+        if isinstance(self.arrivals, Trace):
+            if has_any or self.lengths is not None:
+                raise ValueError("a trace brings its own lengths: remove prompt_tokens, output_tokens, lengths")
+        elif self.lengths is not None:
+            if has_any:
+                raise ValueError("give either lengths or prompt_tokens and output_tokens, not both")
+        elif not has_pair:
+            raise ValueError("prompt_tokens and output_tokens are both needed (or lengths)")
+
+
+class Workload(Spec, frozen=True, kw_only=True):
+    """The traffic: sources of requests over `duration`, then up to `drain` for what is still running."""
+
+    streams: Annotated[tuple[Stream, ...], msgspec.Meta(min_length=1)]
+    duration: Seconds
+    drain: Seconds = Seconds(15.0)
+    seed: Annotated[int, msgspec.Meta(ge=0)] = 1
+
+    def __post_init__(self) -> None:
+        names = [stream.name for stream in self.streams]
+        if len(set(names)) != len(names):
+            raise ValueError(f"stream names must differ, got {', '.join(names)}")
+        if self.duration <= 0:
+            raise ValueError("duration must be greater than 0s")
+
+
+class Slo(Spec, frozen=True, kw_only=True):
+    """Bounds that a request must meet, each optional; `target` is the share of sent requests that must."""
+
+    ttft_ms: PositiveFloat | None = None
+    tpot_ms: PositiveFloat | None = None
+    e2el_ms: PositiveFloat | None = None
+    itl_p99_ms: PositiveFloat | None = None
+    target: Fraction = 0.9
+
+
+class KvNetwork(Spec, frozen=True, kw_only=True):
+    """The network that KV travels: each bandwidth makes one run of each disaggregated deployment."""
+
+    bandwidth: Annotated[tuple[BitsPerSecond, ...], msgspec.Meta(min_length=1)]
+    delay: Seconds = Seconds(0.0)
+    rate_basis: RateBasis = "line"
+
+
+class Scale(Spec, frozen=True, kw_only=True):
+    """`time` stretches a run k times; `bytes` sends 1/s of each buffer at 1/s of the rate."""
+
+    time: Annotated[float, msgspec.Meta(ge=1)] = 1.0
+    bytes: Annotated[float, msgspec.Meta(ge=1)] = 1.0
+
+
+class Pool(Spec, frozen=True, kw_only=True):
+    """Nodes of one role and make. Batch limits left out follow vLLM's defaults for the GPU."""
+
+    role: Role
+    nodes: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
+    gpu: str | None = None
+    tp: PositiveInt = 1
+    policy: Policy = "chunked"
+    max_num_batched_tokens: PositiveInt | None = None
+    max_num_seqs: PositiveInt | None = None
+    gpu_memory_utilization: Fraction = 0.92
+    block_size: PositiveInt = 16
+    num_reserved_decode_tokens: Annotated[int, msgspec.Meta(ge=0)] = 512
+
+    def __post_init__(self) -> None:
+        if self.policy == "prefill_first" and self.role != "colocated":
+            raise ValueError("policy prefill_first is for colocated pools; a prefill or decode pool uses chunked")
+
+
+class Deployment(Spec, frozen=True, kw_only=True):
+    """One way to serve: colocated nodes alone, or prefill and decode pools joined by the KV network."""
+
+    name: Name
+    pools: Annotated[tuple[Pool, ...], msgspec.Meta(min_length=1)]
+    overlap: Overlap = "none"
+    first_token: FirstToken = "handoff"
+    routing: Routing = "least_loaded"
+
+    def __post_init__(self) -> None:
+        roles = {pool.role for pool in self.pools}
+        if roles not in ({"colocated"}, {"prefill", "decode"}):
+            raise ValueError(
+                f"pools of {' and '.join(sorted(roles))}: a deployment is colocated pools alone, "
+                "or prefill and decode pools together"
+            )
+
+    @property
+    def disaggregated(self) -> bool:
+        """Whether KV crosses the network."""
+        return any(pool.role == "prefill" for pool in self.pools)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all pools together."""
+        return sum(pool.nodes * pool.tp for pool in self.pools)
+
+
+class Timeouts(Spec, frozen=True, kw_only=True):
+    """Deadlines, all in model seconds."""
+
+    request: Seconds = Seconds(600.0)
+    kv_lease: Seconds = Seconds(30.0)
+    node_lost: Seconds = Seconds(5.0)
+
+
+class Topology(Spec, frozen=True, kw_only=True):
+    """A whole topology file."""
+
+    name: Name
+    model: str
+    gpu: str
+    workload: Workload
+    slo: Slo
+    deployments: Annotated[tuple[Deployment, ...], msgspec.Meta(min_length=1)]
+    description: str = ""
+    cost: CostName = "roofline"
+    profile: str | None = None
+    kv_network: KvNetwork | None = None
+    scale: Scale = Scale()
+    timeouts: Timeouts = Timeouts()
+    control_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
+    host_memory: Bytes | None = None
+    max_model_len: PositiveInt | None = None
+    models: tuple[Model, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
+    profiles: tuple[FittedProfile, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [deployment.name for deployment in self.deployments]
+        if len(set(names)) != len(names):
+            raise ValueError(f"deployment names must differ, got {', '.join(names)}")
+        if self.cost == "fitted" and self.profile is None:
+            raise ValueError('cost = "fitted" needs profile = "NAME"')
+        if self.cost == "roofline" and self.profile is not None:
+            raise ValueError('a profile needs cost = "fitted"')
+        if self.kv_network is None and any(d.disaggregated for d in self.deployments):
+            raise ValueError("a disaggregated deployment needs [kv_network] with a bandwidth")

@@ -1,0 +1,1 @@
+"""Experiments on this machine: launch, run, collect, compare."""
