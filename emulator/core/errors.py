@@ -4,7 +4,9 @@ from __future__ import annotations
 
 
 class PdemuError(Exception):
-    """An error shown to the user as one line; the command ends with exit status 2."""
+    """An error shown to the user as one line; the command ends with `exit_code`."""
+
+    exit_code = 2
 
 
 class ConfigError(PdemuError):
@@ -22,6 +24,14 @@ class ProtocolError(PdemuError):
 class DeadlineError(PdemuError):
     """A process or a request did not do in time what it had to."""
 
+    exit_code = 1
+
 
 class FidelityError(PdemuError):
     """The emulation was not faithful, so its result is withheld."""
+
+
+class RunError(PdemuError):
+    """A run that was asked for correctly has broken down: a process died or did not answer."""
+
+    exit_code = 1

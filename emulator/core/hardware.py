@@ -2,37 +2,67 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 FP16_BYTES = 2
 
+_Count = Annotated[int, msgspec.Meta(ge=1)]
+_Positive = Annotated[float, msgspec.Meta(gt=0)]
+_NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+_Fraction = Annotated[float, msgspec.Meta(gt=0, le=1)]
+
 
 class MlaShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Multi-head latent attention: what is cached per token and layer, in elements (DeepSeek-V2, 2024)."""
 
-    latent_dim: int
-    rope_dim: int
+    latent_dim: _Count
+    rope_dim: _Count
+
+
+class MoeShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Mixture of experts: routed experts of a layer, how many of them a token uses, and their width.
+
+    `shared_experts` are used by every token beside the routed ones.
+    """
+
+    experts: _Count
+    experts_per_token: _Count
+    expert_intermediate: _Count
+    shared_experts: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+    def __post_init__(self) -> None:
+        if self.experts_per_token >= self.experts:
+            raise ValueError(f"experts_per_token {self.experts_per_token} must be below experts {self.experts}")
 
 
 class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Shape of a decoder model. `source` says where the figures come from."""
+    """Shape of a decoder model; parameters are in units of 1e9. `source` says where the figures come from.
+
+    `active_params_b` are those that one token uses (a mixture of experts has more). `context_tokens` is the
+    longest sequence that the model was made for (max_position_embeddings).
+    """
 
     name: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    vocab: int
-    params_b: float
-    active_params_b: float
+    layers: _Count
+    hidden: _Count
+    heads: _Count
+    kv_heads: _Count
+    head_dim: _Count
+    intermediate: _Count
+    vocab: _Count
+    params_b: _Positive
+    active_params_b: _Positive
     gated_mlp: bool
-    context_tokens: int
+    context_tokens: _Count
     source: str
     mla: MlaShape | None = None
+    moe: MoeShape | None = None
+
+    def __post_init__(self) -> None:
+        if self.active_params_b > self.params_b:
+            raise ValueError(f"active_params_b {self.active_params_b} is above params_b {self.params_b}")
 
     def kv_bytes_per_token(self, bytes_per_element: int = FP16_BYTES) -> int:
         """KV cache bytes of one token: 2 × layers × kv_heads × head_dim × bytes, or the MLA latent per layer."""
@@ -49,52 +79,59 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     """A GPU's dense peak rates and memory, with the roofline efficiencies where they are known.
 
     `mfu_linear` and `mbu` are fractions of the datasheet's peak that linear layers and memory streams reach;
-    `per_layer_overhead_us` is the fixed time of a layer's kernels.
+    `per_layer_overhead_us` is the fixed time of a layer's kernels. 1 GB is 1e9 bytes. `link_gb_per_s_per_direction`
+    is the interconnect between the GPUs of one machine (NVLink, or PCIe where there is none). The batch limits are
+    vLLM's defaults for the GPU.
     """
 
     name: str
-    bf16_dense_tflops: float
-    memory_gb: float
-    memory_gb_per_s: float
-    link_gb_per_s_per_direction: float
-    tdp_w: float
+    bf16_dense_tflops: _Positive
+    memory_gb: _Positive
+    memory_gb_per_s: _Positive
+    link_gb_per_s_per_direction: _Positive
+    tdp_w: _Positive
     source: str
-    fp8_dense_tflops: float | None = None
-    price_usd_per_h: float | None = None
-    mfu_linear: float | None = None
-    mbu: float | None = None
-    per_layer_overhead_us: float | None = None
+    fp8_dense_tflops: _Positive | None = None
+    price_usd_per_h: _Positive | None = None
+    mfu_linear: _Fraction | None = None
+    mbu: _Fraction | None = None
+    per_layer_overhead_us: _NotNegative | None = None
     efficiency_source: str | None = None
-    max_num_batched_tokens: int = 2048
-    max_num_seqs: int = 256
+    max_num_batched_tokens: _Count = 2048
+    max_num_seqs: _Count = 256
 
 
 class DecodeFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Decode ms = base_ms + per_context_token_ms × Σ context + per_sequence_ms × batch."""
 
-    base_ms: float
-    per_context_token_ms: float
-    per_sequence_ms: float
+    base_ms: _NotNegative
+    per_context_token_ms: _NotNegative
+    per_sequence_ms: _NotNegative
 
 
 class FittedProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Three-term step times as published profiles give them.
 
     Prefill ms = prefill_base_ms + prefill_per_token_ms × Σ n + prefill_per_token2_ms × Σ n². From
-    `large_batch_from` sequences on, `decode_large` replaces `decode` (DistServe fits two ranges).
+    `large_batch_from` sequences on, `decode_large` replaces `decode` (DistServe fits two ranges). The quadratic term
+    may be negative, as one published fit has it.
     """
 
     name: str
     model: str
     gpu: str
-    tp: int
-    prefill_base_ms: float
-    prefill_per_token_ms: float
+    tp: _Count
+    prefill_base_ms: _NotNegative
+    prefill_per_token_ms: _NotNegative
     prefill_per_token2_ms: float
     decode: DecodeFit
     source: str
     decode_large: DecodeFit | None = None
-    large_batch_from: int | None = None
+    large_batch_from: _Count | None = None
+
+    def __post_init__(self) -> None:
+        if (self.decode_large is None) != (self.large_batch_from is None):
+            raise ValueError("decode_large and large_batch_from belong together: give both or neither")
 
 
 class Catalog(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

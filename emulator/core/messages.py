@@ -7,7 +7,7 @@ two hops and every node needs one connection. Bulk KV never travels here.
   router → prefill  Prefill, SendKv, Release, Abort
   router → decode   Reserve, Abort
   router → coloc.   Generate, Abort
-  node → router     Hello, PrefillDone, Reserved, KvReceived, StepTokens, Rejected, Heartbeat
+  node → router     Hello, PrefillDone, KvReady, Reserved, KvReceived, StepTokens, Rejected, Heartbeat
   router → client   Tokens, Finished
   router → all      Welcome, Begin, Stop
 
@@ -109,6 +109,13 @@ class PrefillDone(Message, frozen=True):
     times: RequestTimes
 
 
+class KvReady(Message, frozen=True):
+    """The last KV of a request has been handed to the link (when that was later than its prefill's end)."""
+
+    request_id: str
+    times: RequestTimes
+
+
 class Reserved(Message, frozen=True):
     """Blocks are reserved: KV may be sent to `endpoint` under `ticket`."""
 
@@ -199,7 +206,18 @@ class Stop(Message, frozen=True):
 
 
 ToRouter = (
-    Hello | Submit | Abort | PrefillDone | Reserved | KvReceived | StepTokens | Rejected | Heartbeat | Begin | Stop
+    Hello
+    | Submit
+    | Abort
+    | PrefillDone
+    | KvReady
+    | Reserved
+    | KvReceived
+    | StepTokens
+    | Rejected
+    | Heartbeat
+    | Begin
+    | Stop
 )
 ToNode = Welcome | Begin | Stop | Generate | Prefill | Reserve | SendKv | Release | Abort
 ToClient = Welcome | Begin | Stop | Tokens | Finished
@@ -234,6 +252,6 @@ def _convert(data: bytes, kind: Any) -> Any:
     if len(data) > MAX_MESSAGE_BYTES:
         raise ProtocolError(f"a control message of {len(data)} bytes is above {MAX_MESSAGE_BYTES}")
     try:
-        return msgspec.convert(msgpack.unpackb(data, max_buffer_size=MAX_MESSAGE_BYTES), kind)
+        return msgspec.convert(msgpack.unpackb(data), kind)
     except (msgspec.ValidationError, ValueError, TypeError, msgpack.UnpackException) as error:
         raise ProtocolError(f"not a control message: {error}") from None

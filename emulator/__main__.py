@@ -1,0 +1,5 @@
+"""`python -m emulator` is `pdemu`."""
+
+from emulator.cli import main
+
+main()

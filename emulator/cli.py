@@ -1,0 +1,249 @@
+"""The `pdemu` command. Results go to standard output, progress and errors to standard error.
+
+Each command is thin: it turns options into a topology, hands it to the lab, and prints what comes back.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+
+from emulator import __version__
+from emulator.cli_display import RunDisplay
+from emulator.core import catalog as catalogs
+from emulator.core import specs
+from emulator.core.cost import kv_bytes
+from emulator.core.errors import ConfigError, PdemuError
+from emulator.core.quantities import BitsPerSecond, Seconds
+from emulator.core.workload import scale_rate
+from emulator.lab import experiment as lab
+from emulator.lab.catalog_files import load_catalog
+from emulator.lab.run_folder import pretty
+from emulator.lab.topology_files import load_topology, load_traces
+from emulator.report import catalog_tables, table
+
+app = typer.Typer(
+    name="pdemu",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Does splitting prefill from decode help or hurt? Real processes, real KV bytes, shaped links.",
+)
+
+TopologyFile = Annotated[Path, typer.Argument(metavar="TOPOLOGY", help="Topology file (TOML).")]
+Bandwidths = Annotated[
+    str | None, typer.Option("--kv-bandwidth", metavar="RATE,…", help="KV bandwidths to run, such as 1Gbps,5Gbps.")
+]
+Rate = Annotated[float | None, typer.Option("--rate", metavar="N", help="Total open-loop requests per second.")]
+Duration = Annotated[
+    str | None, typer.Option("--duration", metavar="TIME", help="How long requests arrive; seconds, or such as 2min.")
+]
+TraceFile = Annotated[
+    Path | None, typer.Option("--trace", metavar="FILE", help="Replay this trace instead of the topology's streams.")
+]
+Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of all that is random.")]
+Out = Annotated[
+    Path | None, typer.Option("--out", metavar="DIR", help="Folder for the results (default: a new one in runs/).")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else there.")]
+VerifyKv = Annotated[bool, typer.Option("--verify-kv", help="Check every KV frame by checksum.")]
+
+
+@app.command()
+def compare(
+    topology: TopologyFile,
+    *,
+    kv_bandwidth: Bandwidths = None,
+    rate: Rate = None,
+    duration: Duration = None,
+    trace: TraceFile = None,
+    seed: Seed = None,
+    out: Out = None,
+    json: Json = False,
+    verify_kv: VerifyKv = False,
+) -> None:
+    """Run every deployment of TOPOLOGY on the same requests; print a table and what follows from it."""
+    spec = _topology(topology, kv_bandwidth=kv_bandwidth, rate=rate, duration=duration, trace=trace, seed=seed)
+    prepared = lab.prepare(spec, load_catalog(), load_traces(spec.workload), verify_kv=verify_kv, out=out)
+    _perform(prepared, as_json=json)
+
+
+@app.command()
+def run(
+    topology: TopologyFile,
+    *,
+    deployment: Annotated[str, typer.Option("--deployment", metavar="NAME", help="The deployment to run.")],
+    kv_bandwidth: Bandwidths = None,
+    rate: Rate = None,
+    duration: Duration = None,
+    trace: TraceFile = None,
+    seed: Seed = None,
+    out: Out = None,
+    json: Json = False,
+    verify_kv: VerifyKv = False,
+) -> None:
+    """Run one deployment of TOPOLOGY; print its table."""
+    spec = _topology(topology, kv_bandwidth=kv_bandwidth, rate=rate, duration=duration, trace=trace, seed=seed)
+    traces = load_traces(spec.workload)
+    prepared = lab.prepare(spec, load_catalog(), traces, deployments=[deployment], verify_kv=verify_kv, out=out)
+    _perform(prepared, as_json=json)
+
+
+@app.command("kv-size")
+def kv_size(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model of the catalog.")],
+    tokens: Annotated[int, typer.Argument(metavar="TOKENS", help="Prompt length in tokens.")],
+    *,
+    json: Json = False,
+) -> None:
+    """Bytes of KV cache that a prompt of TOKENS tokens has, and how long links take to carry them."""
+    found = catalogs.find_model(load_catalog(), model)
+    if tokens < 1:
+        raise ConfigError(f"TOKENS {tokens}: a prompt has at least 1 token")
+    size = kv_bytes(found, tokens)
+    if json:
+        _print_json({"model": found.name, "tokens": tokens, "bytes_per_token": kv_bytes(found, 1), "bytes": size})
+        return
+    _stdout().print(catalog_tables.kv_size(found, tokens))
+
+
+@app.command()
+def models(json: Json = False) -> None:
+    """The models of the catalog."""
+    known = load_catalog().models
+    if json:
+        _print_json([msgspec.to_builtins(model) for model in known])
+        return
+    _stdout().print(catalog_tables.models(known))
+
+
+@app.command()
+def gpus(json: Json = False) -> None:
+    """The GPUs of the catalog."""
+    known = load_catalog().gpus
+    if json:
+        _print_json([msgspec.to_builtins(gpu) for gpu in known])
+        return
+    _stdout().print(catalog_tables.gpus(known))
+
+
+@app.callback(invoke_without_command=True)
+def root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    """Entry of every command."""
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+# --- options to topology ------------------------------------------------------------------------------------------
+
+
+def _topology(
+    path: Path,
+    *,
+    kv_bandwidth: str | None,
+    rate: float | None,
+    duration: str | None,
+    trace: Path | None,
+    seed: int | None,
+) -> specs.Topology:
+    """The topology of a file with the options laid over it."""
+    topology = load_topology(path)
+    workload = topology.workload
+    changes: dict[str, object] = {}
+    if duration is not None:
+        changes["duration"] = _seconds(duration)
+    if seed is not None:
+        if seed < 0:
+            raise ConfigError(f"--seed {seed}: must be 0 or more")
+        changes["seed"] = seed
+    if trace is not None:
+        changes["streams"] = (specs.Stream(name="trace", arrivals=specs.Trace(file=str(trace))),)
+    workload = msgspec.structs.replace(workload, **changes)
+    if rate is not None:
+        if not rate > 0:
+            raise ConfigError(f"--rate {rate:g}: must be above 0 requests per second")
+        workload = scale_rate(workload, rate, load_traces(workload))
+    network = topology.kv_network
+    if kv_bandwidth is not None:
+        if network is None:
+            raise ConfigError(f"--kv-bandwidth: {path} has no [kv_network], so no KV crosses a network in it")
+        network = msgspec.structs.replace(network, bandwidth=_bandwidths(kv_bandwidth))
+    return msgspec.structs.replace(topology, workload=workload, kv_network=network)
+
+
+def _bandwidths(text: str) -> tuple[BitsPerSecond, ...]:
+    try:
+        rates = tuple(BitsPerSecond.parse(part) for part in text.split(","))
+    except ConfigError as error:
+        raise ConfigError(f"--kv-bandwidth: {error}") from None
+    if len(set(rates)) != len(rates):
+        raise ConfigError(f"--kv-bandwidth {text}: the same bandwidth is given twice")
+    return rates
+
+
+def _seconds(text: str) -> Seconds:
+    try:
+        seconds = Seconds(text) if text.replace(".", "", 1).isdecimal() else Seconds.parse(text)
+    except ConfigError as error:
+        raise ConfigError(f"--duration: {error}") from None
+    if not seconds > 0:
+        raise ConfigError(f"--duration {text}: must be above 0 s")
+    return seconds
+
+
+# --- output -------------------------------------------------------------------------------------------------------
+
+
+def _perform(prepared: lab.Experiment, *, as_json: bool) -> None:
+    with RunDisplay(prepared.runs) as display:
+        summary = lab.compare(prepared, display.progress, display.result)
+    Console(stderr=True).print(f"Results: {prepared.folder}", highlight=False, soft_wrap=True)
+    if as_json:
+        sys.stdout.buffer.write(pretty(summary))
+        sys.stdout.buffer.flush()
+    else:
+        _stdout().print(table.render(summary))
+
+
+def _stdout() -> Console:
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, 110)
+    return console
+
+
+def _print_json(value: object) -> None:
+    typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+# Typer carries its own copy of click, whose usage error is public only as the base of this one.
+_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+
+
+def main() -> None:
+    """Run the command line; an error that a user can mend is one line and its exit status."""
+    try:
+        code = app(standalone_mode=False)
+    except PdemuError as error:
+        _fail(str(error), error.exit_code)
+    except _UsageError as error:
+        _fail(str(error), 2)
+    except (KeyboardInterrupt, typer.Abort):
+        _fail("interrupted", 130)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str, code: int) -> None:
+    line = " ".join(message.split())
+    print(f"pdemu: {line}", file=sys.stderr)  # noqa: T201
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""The progress display of an experiment, on standard error: one line a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from emulator.core.deploy import RunSpec
+from emulator.core.summary import RunResult
+from emulator.live.status import Underway
+
+
+class RunDisplay:
+    """Shows how far each run is; on anything but a terminal, one plain line when a run has ended."""
+
+    def __init__(self, runs: Sequence[RunSpec]) -> None:
+        self._console = Console(stderr=True, highlight=False)
+        self._live = self._console.is_terminal
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[state]}"),
+            TimeElapsedColumn(),
+            console=self._console,
+            refresh_per_second=2,
+            disable=not self._live,
+        )
+        self._tasks: dict[str, TaskID] = {
+            run.label: self._progress.add_task(run.label, total=run.load.duration_s, start=False, state="waiting")
+            for run in runs
+        }
+
+    def __enter__(self) -> RunDisplay:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def progress(self, run: RunSpec, status: Underway) -> None:
+        """A run is under way."""
+        task = self._tasks[run.label]
+        if not self._progress.tasks[self._progress.task_ids.index(task)].started:
+            self._progress.start_task(task)
+        drains = status.now_s > run.load.duration_s
+        what = "draining" if drains else "running"
+        state = f"{what}  {status.ended}/{status.sent} requests ended"
+        self._progress.update(task, completed=min(status.now_s, run.load.duration_s), state=state)
+
+    def result(self, run: RunSpec, result: RunResult) -> None:
+        """A run has ended."""
+        summary = result.summary
+        attained = "-" if summary.slo_attainment is None else f"{summary.slo_attainment:.1%}"
+        state = f"{summary.completed}/{summary.requests} completed, SLO attainment {attained}"
+        if not summary.fidelity.ok:
+            state += ", fidelity failed"
+        task = self._tasks[run.label]
+        self._progress.update(task, completed=run.load.duration_s, state=state)
+        self._progress.stop_task(task)
+        if not self._live:
+            self._console.print(f"{run.label}: {state}", soft_wrap=True)

@@ -1,0 +1,86 @@
+"""The sending side of KV hand-over on one node: computed KV that is held until the receiver has it.
+
+KV leaves when it is computed *and* the receiver has issued a ticket; blocks stay until the receiver acknowledges, the
+request is aborted or the node gives up on its router. `overlap = none` hands a request's KV to the link as a whole,
+`chunk` each time a prompt chunk has been computed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from emulator.core.effects import CancelTransmit, Effect, Transmit
+from emulator.core.specs import Overlap
+
+
+@dataclass(slots=True)
+class Held:
+    """One request's KV at the sending side, in tokens and bytes."""
+
+    request_id: str
+    prompt_tokens: int
+    computed_tokens: int = 0
+    sent_bytes: int = 0
+    ticket: int | None = None
+    endpoint: str = ""
+    ready_s: float | None = None
+
+
+class Outgoing:
+    """Held KV by request. `bytes_per_token` is the model's KV size."""
+
+    def __init__(self, overlap: Overlap, bytes_per_token: int) -> None:
+        self._overlap = overlap
+        self._bytes_per_token = bytes_per_token
+        self._held: dict[str, Held] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def expect(self, request_id: str, prompt_tokens: int) -> None:
+        """A prompt whose KV is to be handed over has been queued here."""
+        self._held[request_id] = Held(request_id, prompt_tokens)
+
+    def computed(self, request_id: str, tokens: int, now_s: float) -> list[Effect]:
+        """`tokens` prompt tokens (in total) have their KV now."""
+        held = self._held[request_id]
+        held.computed_tokens = max(held.computed_tokens, tokens)
+        return self._hand_to_link(held, now_s)
+
+    def ticket(self, request_id: str, ticket: int, endpoint: str, now_s: float) -> list[Effect]:
+        """The receiver has reserved memory and waits for the KV at `endpoint`."""
+        held = self._held.get(request_id)
+        if held is None:
+            return []
+        held.ticket, held.endpoint = ticket, endpoint
+        return self._hand_to_link(held, now_s)
+
+    def ready_s(self, request_id: str) -> float | None:
+        """When the last byte was handed to the link, model seconds; None before that."""
+        held = self._held.get(request_id)
+        return held.ready_s if held is not None else None
+
+    def is_computed(self, request_id: str) -> bool:
+        """Whether all of the prompt has its KV here."""
+        held = self._held.get(request_id)
+        return held is not None and held.computed_tokens == held.prompt_tokens
+
+    def drop(self, request_id: str) -> list[Effect]:
+        """The KV is no longer needed (acknowledged, aborted or given up)."""
+        held = self._held.pop(request_id, None)
+        return [CancelTransmit(held.ticket)] if held is not None and held.ticket is not None else []
+
+    def _hand_to_link(self, held: Held, now_s: float) -> list[Effect]:
+        whole = held.computed_tokens == held.prompt_tokens
+        if held.ticket is None or not (whole or self._overlap == "chunk"):
+            return []
+        upto = held.computed_tokens * self._bytes_per_token
+        nbytes = upto - held.sent_bytes
+        if nbytes <= 0:
+            return []
+        total = held.prompt_tokens * self._bytes_per_token
+        effect = Transmit(held.request_id, held.ticket, held.endpoint, held.sent_bytes, nbytes, total)
+        held.sent_bytes = upto
+        if whole:
+            held.ready_s = now_s
+        return [effect]

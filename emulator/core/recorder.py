@@ -1,0 +1,79 @@
+"""What a client notes of each request while a run goes on; the records that come of it."""
+
+from __future__ import annotations
+
+from emulator.core.messages import Finished, Tokens
+from emulator.core.records import Record
+from emulator.core.workload import PlannedRequest
+
+
+class Recorder:
+    """One record a request. Instants are model seconds on the client's clock."""
+
+    def __init__(self) -> None:
+        self._records: dict[str, Record] = {}
+        self._closed = False
+        self.strays = 0
+
+    def sent(self, request: PlannedRequest, now_s: float) -> None:
+        """A request was sent."""
+        self._records[request.request_id] = Record(
+            request_id=request.request_id,
+            stream=request.stream,
+            scheduled_s=request.scheduled_s,
+            sent_s=now_s,
+            prompt_tokens=request.prompt_tokens,
+            max_tokens=request.max_tokens,
+            output_tokens=0,
+            first_token_s=None,
+            finish_s=None,
+            token_times_s=[],
+            prefill_node=None,
+            decode_node=None,
+            kv_bytes=0,
+            kv_start_s=None,
+            kv_end_s=None,
+            outcome="unfinished",
+            reason="",
+        )
+
+    def tokens(self, message: Tokens, now_s: float) -> None:
+        """Tokens arrived."""
+        for request_id, n in ((t.request_id, t.n) for t in message.tokens):
+            record = self._records.get(request_id)
+            if record is None or record.finish_s is not None or self._closed:
+                self.strays += n
+                continue
+            if record.first_token_s is None:
+                record.first_token_s = now_s
+            record.output_tokens += n
+            record.token_times_s.extend([now_s] * n)
+
+    def finished(self, message: Finished, now_s: float) -> None:
+        """A request ended, well or badly; after the cut only its places and times are noted."""
+        record = self._records.get(message.request_id)
+        if record is None or record.finish_s is not None:
+            self.strays += 1
+            return
+        record.prefill_node, record.decode_node = message.prefill_node, message.decode_node
+        times = message.times
+        for name in ("queued_s", "prefill_start_s", "prefill_end_s", "kv_ready_s", "kv_start_s", "kv_end_s"):
+            setattr(record, name, getattr(times, name))
+        record.kv_bytes = times.kv_bytes or 0
+        if self._closed:
+            return
+        record.finish_s = now_s
+        ended_well = message.reason in ("length", "stop")
+        record.outcome = "completed" if ended_well else "failed"
+        record.reason = message.detail or ("" if ended_well else message.reason)
+
+    def cut(self, now_s: float) -> None:
+        """The drain deadline: whatever has not ended by now is unfinished, for good."""
+        self._closed = True
+        for record in self._records.values():
+            if record.finish_s is None:
+                record.reason = f"not finished at {now_s:.3f} s, the drain deadline"
+
+    def records(self) -> list[Record]:
+        """All records, in the order of sending."""
+        return list(self._records.values())

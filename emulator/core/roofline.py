@@ -1,0 +1,222 @@
+"""Step times from a model's shapes and a GPU's datasheet, for the many pairs that nobody has profiled.
+
+One step is, in this order of kernels, on each GPU of a tensor-parallel group:
+
+    linear layers   ((compute)^p + (weights + their activations)^p)^(1/p)        p = 3
+    attention       per phase, the larger of its arithmetic and its KV bytes
+    element-wise    norms, rotary embedding, activation function: bytes
+    all-reduce      two per layer, ring
+    overhead        a fixed time per layer
+
+A plain max(compute, weights) is up to 15 % too fast where the two are near each other (128 to 512 tokens), which
+is where chunk budgets live; a p-norm with p of 3 to 4 follows measured sweeps there. Attention and element-wise
+kernels run after the linear layers, not beside them, so their times add. All weights and KV are taken at 2 bytes.
+
+Against sweeps of measured kernels (prefill of 128 to 8,192 tokens; decode of 1 to 256 sequences) the mean error is
+3 % on H100 (worst 9 %) and 3 % for decode on H200 (worst 8 %). H200 prefill comes out 7 % (worst 14 %) too slow
+against that sweep but within 1 % of other published sums of the same kernels, which are 6 to 9 % above the sweep;
+A100 is 11 to 15 % too fast (worst 33 %, at tp 8 where its sweep jumps between 256 and 512 tokens). Whole engines add
+host time that is not modelled here.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from emulator.core.hardware import FP16_BYTES, Gpu, Model
+
+NORM = 3.0
+"""p of the p-norm that joins compute and memory in the linear layers; 3.5 would be at most 3 % faster, where both are
+equal."""
+
+ATTENTION_MFU = 0.6
+"""Share of the dense peak that causal prefill attention reaches at head size 128: FlashAttention-2 (Dao 2023) on
+A100 and FlashAttention-3 (Shah et al. 2024) on H100 both publish 0.55 to 0.65 from 2,048 tokens on."""
+
+LINK_EFFICIENCY = 0.8
+"""Share of the link's datasheet rate that a large ring all-reduce reaches: 235 of 300 GB/s on A100 and 360 of
+450 GB/s on H100 are the bus bandwidths that nccl-tests commonly shows."""
+
+LINK_HOP_S = 0.3e-6
+"""Latency of one of the 2(tp - 1) steps of a ring. NCCL's tuning model has 0.6 µs (LL over NVLink); engines use
+one-shot kernels with fewer steps for small messages, so half of that is taken. Decode steps of the sweeps at tp 4 and
+8 agree with it (mean error 3 %; 0.6 µs: 4 to 5 % on H100, none: 6 % on H200)."""
+
+
+class Rates(NamedTuple):
+    """What a step costs per unit on one GPU, in seconds; precomputed, since a step's time is asked for very often."""
+
+    linear_per_token: float
+    head_per_sequence: float
+    weights: float
+    expert_weights: float
+    untouched_per_token: float
+    linear_io_per_token: float
+    prefill_attention_per_pair: float
+    decode_attention_per_token: float
+    kv_per_token: float
+    elementwise_per_token: float
+    all_reduce_per_token: float
+    overhead: float
+    all_reduce_latency: float
+
+
+class Parts(NamedTuple):
+    """Seconds of one step by what is waited for; `linear` joins compute_linear and weights."""
+
+    linear: float
+    compute_linear: float
+    memory_linear: float
+    compute_attention: float
+    memory_attention: float
+    attention: float
+    elementwise: float
+    communication: float
+    overhead: float
+
+
+def kv_shards(model: Model, tp: int) -> int:
+    """Over how many of `tp` GPUs the KV cache is split: heads beyond kv_heads and an MLA latent are replicated."""
+    return 1 if model.mla is not None else min(tp, model.kv_heads)
+
+
+def rates(model: Model, gpu: Gpu, tp: int) -> Rates:
+    """Precompute a step's costs; `gpu` must have its efficiencies (see cost_model)."""
+    assert gpu.mfu_linear is not None
+    assert gpu.mbu is not None
+    assert gpu.per_layer_overhead_us is not None
+    peak_flops = gpu.bf16_dense_tflops * 1e12
+    flops = peak_flops * gpu.mfu_linear * tp
+    attention_flops = peak_flops * ATTENTION_MFU * tp
+    stream = gpu.memory_gb_per_s * 1e9 * gpu.mbu
+    link = gpu.link_gb_per_s_per_direction * 1e9 * LINK_EFFICIENCY
+    embedding = model.vocab * model.hidden
+    linear = _linear_params(model)
+    experts = _expert_params(model)
+    always_read = linear + embedding - experts * _active_share(model)
+    hops = 2 * (tp - 1)
+    return Rates(
+        linear_per_token=2 * linear / flops,
+        head_per_sequence=2 * embedding / flops,
+        weights=always_read * FP16_BYTES / tp / stream,
+        expert_weights=experts * FP16_BYTES / tp / stream,
+        untouched_per_token=1 - _active_share(model),
+        linear_io_per_token=_linear_io_elements(model, tp) * FP16_BYTES / stream,
+        prefill_attention_per_pair=_prefill_attention_flops(model) / attention_flops,
+        decode_attention_per_token=_decode_attention_flops(model) / attention_flops,
+        kv_per_token=model.kv_bytes_per_token() / kv_shards(model, tp) / stream,
+        elementwise_per_token=_elementwise_elements(model, tp) * FP16_BYTES / stream,
+        all_reduce_per_token=2 * model.layers * hops / tp * model.hidden * FP16_BYTES / link,
+        overhead=model.layers * gpu.per_layer_overhead_us * 1e-6,
+        all_reduce_latency=2 * model.layers * hops * LINK_HOP_S,
+    )
+
+
+def parts(
+    costs: Rates, *, tokens: int, sampled: int, pairs: float, prefill_kv: int, decode_context: int, decode_batch: int
+) -> Parts:
+    """Time the kernels of one step.
+
+    `tokens` pass through the linear layers and `sampled` of them through the output head; `pairs` are query-key
+    pairs of prefill attention, `prefill_kv` the KV tokens that it reads and writes; `decode_context` is the sum of
+    tokens that `decode_batch` decodes attend to.
+    """
+    compute = costs.linear_per_token * tokens + costs.head_per_sequence * sampled
+    memory = costs.weights + costs.linear_io_per_token * tokens
+    if costs.expert_weights:
+        memory += costs.expert_weights * (1 - costs.untouched_per_token**tokens)
+    prefill_compute = costs.prefill_attention_per_pair * pairs
+    prefill_memory = costs.kv_per_token * prefill_kv
+    decode_compute = costs.decode_attention_per_token * decode_context
+    decode_memory = costs.kv_per_token * (decode_context + decode_batch)
+    return Parts(
+        linear=(compute**NORM + memory**NORM) ** (1 / NORM),
+        compute_linear=compute,
+        memory_linear=memory,
+        compute_attention=prefill_compute + decode_compute,
+        memory_attention=prefill_memory + decode_memory,
+        attention=max(prefill_compute, prefill_memory) + max(decode_compute, decode_memory),
+        elementwise=costs.elementwise_per_token * tokens,
+        communication=costs.all_reduce_per_token * tokens + costs.all_reduce_latency,
+        overhead=costs.overhead,
+    )
+
+
+def total_s(step: Parts) -> float:
+    """Seconds of the whole step."""
+    return step.linear + step.attention + step.elementwise + step.communication + step.overhead
+
+
+def _linear_params(model: Model) -> float:
+    """Parameters of the linear layers that one token uses, without the output head.
+
+    From the shapes of query, key, value, output and MLP matrices; for a mixture of experts or MLA, whose shapes a
+    Model does not hold in full, the active parameters less input embedding and output head.
+    """
+    if model.moe is not None or model.mla is not None or model.active_params_b < model.params_b:
+        return model.active_params_b * 1e9 - 2 * model.vocab * model.hidden
+    attention = model.hidden * (2 * model.heads + 2 * model.kv_heads) * model.head_dim
+    mlp = (3 if model.gated_mlp else 2) * model.hidden * model.intermediate
+    return float(model.layers * (attention + mlp))
+
+
+def _active_share(model: Model) -> float:
+    """Share of the expert parameters that one token uses.
+
+    Without expert counts the whole model counts as experts, of which active/total is used.
+    """
+    if model.moe is not None:
+        return model.moe.experts_per_token / model.moe.experts
+    return model.active_params_b / model.params_b
+
+
+def _expert_params(model: Model) -> float:
+    """Parameters of all routed experts, 0 for a dense model.
+
+    total - active = the experts that a token leaves unused, which are (1 - share) of all. A step of T tokens, each
+    choosing its experts alike and independently, touches 1 - (1 - share)^T of them on average: an assumption, as
+    real routing is skewed (fewer) and a batch's tokens are alike (fewer still).
+    """
+    unused = (model.params_b - model.active_params_b) * 1e9
+    return unused / (1 - _active_share(model)) if unused else 0.0
+
+
+def _mlp_width(model: Model) -> int:
+    if model.moe is None:
+        return model.intermediate
+    return (model.moe.experts_per_token + model.moe.shared_experts) * model.moe.expert_intermediate
+
+
+def _linear_io_elements(model: Model, tp: int) -> float:
+    """Activations that the linear layers of the whole model read and write per token on one GPU, in elements.
+
+    Per layer: hidden in for query-key-value and for the MLP, hidden out of both; what lies between is split by tp.
+    MLA's extra projections are taken as full attention heads.
+    """
+    qkv = (model.heads + 2 * model.kv_heads) * model.head_dim
+    mlp = (3 if model.gated_mlp else 2) * _mlp_width(model)
+    return model.layers * (4 * model.hidden + (qkv + model.heads * model.head_dim + mlp) / tp)
+
+
+def _elementwise_elements(model: Model, tp: int) -> float:
+    """Activations that element-wise kernels read and write per token on one GPU, in elements.
+
+    Per layer: two fused residual-and-norm kernels (2 hidden in, 2 out each), rotary embedding of queries and keys
+    (in and out), the activation function (gate and up in, one out; without a gate one in, one out).
+    """
+    rotary = 2 * (model.heads + model.kv_heads) * model.head_dim
+    activation = (3 if model.gated_mlp else 2) * _mlp_width(model)
+    return model.layers * (8 * model.hidden + (rotary + activation) / tp)
+
+
+def _prefill_attention_flops(model: Model) -> float:
+    """FLOPs of one query-key pair over all layers and heads: 2 for each element of a score and of its value."""
+    key = model.head_dim + (model.mla.rope_dim if model.mla is not None else 0)
+    return 2.0 * model.layers * model.heads * (key + model.head_dim)
+
+
+def _decode_attention_flops(model: Model) -> float:
+    """As in prefill, but MLA decodes on the latent itself (its absorbed form, DeepSeek-V2)."""
+    if model.mla is None:
+        return _prefill_attention_flops(model)
+    return 2.0 * model.layers * model.heads * (2 * model.mla.latent_dim + model.mla.rope_dim)

@@ -1,0 +1,325 @@
+"""The router as a state machine: places requests on nodes, carries tickets and tokens, survives lost nodes.
+
+Placement sends a request to a prefill and a decode node at the same time; they meet through the ticket that the
+decode node issues once it has reserved memory. A node knows a request by an id of its own for each attempt, so that
+what a lost attempt still says can never be taken for the present one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from emulator.core.deploy import RouterSpec
+from emulator.core.messages import (
+    Abort,
+    Finished,
+    FinishReason,
+    Generate,
+    Heartbeat,
+    Hello,
+    KvReady,
+    KvReceived,
+    Message,
+    NodeFinish,
+    Prefill,
+    PrefillDone,
+    Rejected,
+    Release,
+    Reserve,
+    Reserved,
+    SendKv,
+    StepTokens,
+    Submit,
+    TokenCount,
+    Tokens,
+    ToRouter,
+)
+from emulator.core.records import RequestTimes
+from emulator.core.specs import Role
+
+MAX_ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send this message to that peer."""
+
+    peer: str
+    message: Message
+
+
+@dataclass(slots=True)
+class Node:
+    """A node as the router sees it."""
+
+    name: str
+    role: Role
+    capacity_tokens: int
+    heard_s: float
+    requests: int = 0
+    prefill_tokens: int = 0
+    kv_tokens: int = 0
+
+
+@dataclass(slots=True)
+class Request:
+    """A request in the cluster. `attempt_id` is what nodes call it; the nodes are None once they are done with it."""
+
+    request_id: str
+    client: str
+    prompt_tokens: int
+    max_tokens: int
+    submitted_s: float
+    attempt: int = 0
+    attempt_id: str = ""
+    prefill: Node | None = None
+    decode: Node | None = None
+    prefill_name: str | None = None
+    decode_name: str | None = None
+    prefilling: bool = False
+    emitted: int = 0
+    times: RequestTimes = field(default_factory=RequestTimes)
+
+
+class Router:
+    """All live requests and the nodes that serve them. Instants are model seconds."""
+
+    def __init__(self, spec: RouterSpec) -> None:
+        self._spec = spec
+        self._nodes: dict[str, Node] = {}
+        self._clients: set[str] = set()
+        self._requests: dict[str, Request] = {}
+        self._attempts: dict[str, Request] = {}
+        self._turn: dict[Role, int] = {}
+        self.ignored = 0
+
+    @property
+    def live_requests(self) -> int:
+        """Requests that have not ended."""
+        return len(self._requests)
+
+    # --- inputs -----------------------------------------------------------------------------------------------
+
+    def join(self, hello: Hello, block_size: int, now_s: float) -> None:
+        """A peer has introduced itself."""
+        if hello.role == "client":
+            self._clients.add(hello.name)
+        else:
+            self._nodes[hello.name] = Node(hello.name, hello.role, hello.kv_blocks * block_size, now_s)
+
+    def handle(self, peer: str, message: ToRouter, now_s: float) -> list[Send]:
+        """A message from a peer that has joined."""
+        if (node := self._nodes.get(peer)) is not None:
+            node.heard_s = now_s
+            return self._from_node(node, message)
+        if peer in self._clients:
+            return self._from_client(peer, message, now_s)
+        self.ignored += 1
+        return []
+
+    def lost(self, peer: str) -> list[Send]:
+        """A peer is gone: its requests go to other nodes when no token has been sent yet, else they fail."""
+        self._clients.discard(peer)
+        node = self._nodes.pop(peer, None)
+        sends: list[Send] = []
+        for request in list(self._requests.values()):
+            if request.client == peer:
+                sends += self._end(request, "aborted", "", tell_client=False)
+            elif node is not None and node in (request.prefill, request.decode):
+                sends += self._retry(request, f"node {peer} was lost")
+        return sends
+
+    def tick(self, now_s: float) -> list[Send]:
+        """Once in a while: nodes that fell silent are lost, requests past their deadline fail."""
+        sends: list[Send] = []
+        for node in list(self._nodes.values()):
+            if now_s - node.heard_s > self._spec.node_lost_s:
+                sends += self.lost(node.name)
+        for request in list(self._requests.values()):
+            if now_s - request.submitted_s > self._spec.request_s:
+                sends += self._end(request, "error", f"not finished within {self._spec.request_s:g} s")
+        return sends
+
+    # --- clients ----------------------------------------------------------------------------------------------
+
+    def _from_client(self, client: str, message: ToRouter, now_s: float) -> list[Send]:
+        match message:
+            case Submit(request_id=request_id):
+                if request_id in self._requests:
+                    return [Send(client, Finished(request_id, "error", "this request id is in use"))]
+                request = Request(request_id, client, message.prompt_tokens, message.max_tokens, now_s)
+                self._requests[request_id] = request
+                return self._dispatch(request)
+            case Abort(request_id=request_id):
+                aborted = self._requests.get(request_id)
+                if aborted is not None and aborted.client == client:
+                    return self._end(aborted, "aborted", "")
+                return []
+        self.ignored += 1
+        return []
+
+    def _dispatch(self, request: Request) -> list[Send]:
+        retry = f"~{request.attempt}" if request.attempt else ""
+        request.attempt_id = request.request_id + retry
+        request.times = RequestTimes()
+        request.prefilling = True
+        size = (request.attempt_id, request.prompt_tokens, request.max_tokens)
+        if self._spec.disaggregated:
+            prefill, decode = self._pick("prefill"), self._pick("decode")
+            if prefill is None or decode is None:
+                return self._end(request, "error", f"no {'decode' if prefill else 'prefill'} node is left")
+            sends = [Send(decode.name, Reserve(*size)), Send(prefill.name, Prefill(*size))]
+        else:
+            prefill = decode = self._pick("colocated")
+            if prefill is None or decode is None:
+                return self._end(request, "error", "no node is left")
+            sends = [Send(prefill.name, Generate(*size))]
+        self._attempts[request.attempt_id] = request
+        request.prefill, request.decode = prefill, decode
+        request.prefill_name, request.decode_name = prefill.name, decode.name
+        prefill.prefill_tokens += request.prompt_tokens
+        decode.kv_tokens += request.prompt_tokens + request.max_tokens
+        for node in {prefill.name: prefill, decode.name: decode}.values():
+            node.requests += 1
+        return sends
+
+    def _pick(self, role: Role) -> Node | None:
+        """Round-robin, or the least loaded: prefill by queued prompt tokens, decode by free KV, else by requests."""
+        nodes = [node for node in self._nodes.values() if node.role == role]
+        if not nodes:
+            return None
+        if self._spec.routing == "round_robin":
+            turn = self._turn.get(role, 0)
+            self._turn[role] = turn + 1
+            return nodes[turn % len(nodes)]
+        if role == "prefill":
+            return min(nodes, key=lambda n: (n.prefill_tokens, n.requests))
+        if role == "decode":
+            return min(nodes, key=lambda n: (n.kv_tokens - n.capacity_tokens, n.requests))
+        return min(nodes, key=lambda n: (n.requests, n.prefill_tokens))
+
+    # --- nodes ------------------------------------------------------------------------------------------------
+
+    def _from_node(self, node: Node, message: ToRouter) -> list[Send]:
+        match message:
+            case StepTokens():
+                return self._tokens(node, message)
+            case PrefillDone() | KvReady() | KvReceived() | Reserved() | Rejected():
+                request = self._attempts.get(message.request_id)
+                if request is None or node not in (request.prefill, request.decode):
+                    return []
+                return self._progress(request, message)
+            case Heartbeat():
+                return []
+        self.ignored += 1
+        return []
+
+    def _progress(
+        self, request: Request, message: PrefillDone | KvReady | KvReceived | Reserved | Rejected
+    ) -> list[Send]:
+        match message:
+            case PrefillDone() | KvReady():
+                request.times = request.times.merged(message.times)
+                if isinstance(message, PrefillDone):
+                    self._prefilled(request)
+            case KvReceived():
+                request.times = request.times.merged(message.times)
+                return self._release_prefill(request)
+            case Reserved() if request.prefill is not None:
+                ticket = SendKv(request.attempt_id, message.ticket, message.endpoint)
+                return [Send(request.prefill.name, ticket)]
+            case Rejected():
+                return self._end(request, "error", message.reason)
+        return []
+
+    def _tokens(self, node: Node, message: StepTokens) -> list[Send]:
+        """Fan one step's tokens out: a message a client, then the requests that ended."""
+        by_client: dict[str, list[TokenCount]] = {}
+        for attempt_id, n in ((t.request_id, t.n) for t in message.tokens):
+            request = self._attempts.get(attempt_id)
+            if request is None or request.decode is not node:
+                continue
+            request.emitted += n
+            self._prefilled(request)
+            by_client.setdefault(request.client, []).append(TokenCount(request.request_id, n))
+        sends = [Send(client, Tokens(tuple(tokens))) for client, tokens in by_client.items()]
+        for finish in message.finished:
+            sends += self._finish(node, finish)
+        return sends
+
+    def _finish(self, node: Node, finish: NodeFinish) -> list[Send]:
+        request = self._attempts.get(finish.request_id)
+        if request is None or request.decode is not node:
+            return []
+        request.times = request.times.merged(finish.times)
+        sends = self._release_prefill(request)
+        self._leave_decode(request)
+        return sends + self._end(request, finish.reason, "")
+
+    # --- endings ----------------------------------------------------------------------------------------------
+
+    def _retry(self, request: Request, why: str) -> list[Send]:
+        if request.emitted:
+            return self._end(request, "error", f"{why} after {request.emitted} tokens")
+        sends = self._leave(request)
+        request.attempt += 1
+        if request.attempt >= MAX_ATTEMPTS:
+            return sends + self._end(request, "error", f"{why}, and {MAX_ATTEMPTS} attempts failed")
+        return sends + self._dispatch(request)
+
+    def _end(self, request: Request, reason: FinishReason, detail: str, *, tell_client: bool = True) -> list[Send]:
+        sends = self._leave(request)
+        self._requests.pop(request.request_id, None)
+        if not tell_client:
+            return sends
+        finished = Finished(
+            request.request_id, reason, detail, request.prefill_name, request.decode_name, request.times
+        )
+        return [*sends, Send(request.client, finished)]
+
+    def _leave(self, request: Request) -> list[Send]:
+        """Make every node that still serves the request forget it."""
+        names = {node.name for node in (request.prefill, request.decode) if node is not None}
+        self._prefilled(request)
+        if request.prefill is not None and request.prefill is not request.decode:
+            request.prefill.requests -= 1
+        request.prefill = None
+        self._leave_decode(request)
+        self._attempts.pop(request.attempt_id, None)
+        return [Send(name, Abort(request.attempt_id)) for name in sorted(names) if name in self._nodes]
+
+    def _prefilled(self, request: Request) -> None:
+        if request.prefilling and request.prefill is not None:
+            request.prefill.prefill_tokens -= request.prompt_tokens
+        request.prefilling = False
+
+    def _release_prefill(self, request: Request) -> list[Send]:
+        """The decode node has the KV: the prefill node may free its blocks."""
+        node = request.prefill
+        if node is None or node is request.decode:
+            return []
+        self._prefilled(request)
+        request.prefill = None
+        node.requests -= 1
+        return [Send(node.name, Release(request.attempt_id))]
+
+    def _leave_decode(self, request: Request) -> None:
+        if request.decode is None:
+            return
+        request.decode.requests -= 1
+        request.decode.kv_tokens -= request.prompt_tokens + request.max_tokens
+        if request.prefill is request.decode:
+            self._prefilled(request)
+            request.prefill = None
+        request.decode = None
+
+    def check_integrity(self) -> None:
+        """The load that is kept of each node equals what its requests add up to."""
+        for node in self._nodes.values():
+            here = [r for r in self._requests.values() if node in (r.prefill, r.decode)]
+            assert node.requests == len(here), "a node's request count is off"
+            prefilling = sum(r.prompt_tokens for r in here if r.prefill is node and r.prefilling)
+            assert node.prefill_tokens == prefilling, "a node's prefill load is off"
+            kv = sum(r.prompt_tokens + r.max_tokens for r in here if r.decode is node)
+            assert node.kv_tokens == kv, "a node's KV load is off"
+        assert self._attempts.keys() == {r.attempt_id for r in self._requests.values()}, "attempts out of step"

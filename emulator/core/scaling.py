@@ -1,0 +1,33 @@
+"""Model quantities as this machine carries them: time stretched by `scale.time`, bytes divided by `scale.bytes`."""
+
+from __future__ import annotations
+
+import math
+
+from emulator.core.specs import Scale
+
+
+class Scaling:
+    """Conversions for one run. Cumulative rounding keeps the parts of a transfer adding up to its whole."""
+
+    def __init__(self, scale: Scale) -> None:
+        self.time = scale.time
+        self.bytes = scale.bytes
+
+    def wall_s(self, model_s: float) -> float:
+        """Wall seconds of a model duration."""
+        return model_s * self.time
+
+    def wall_bytes_per_s(self, payload_bps: float) -> float:
+        """The wire's bytes per wall second for a payload rate in model bits per second."""
+        return payload_bps / 8 / self.time / self.bytes
+
+    def wire_bytes(self, offset: int, nbytes: int) -> int:
+        """Bytes on the wire for model bytes `offset` … `offset + nbytes` of a transfer."""
+        return math.ceil((offset + nbytes) / self.bytes) - math.ceil(offset / self.bytes)
+
+    def model_bytes(self, wire_bytes: int, total: int) -> int:
+        """Model bytes that `wire_bytes` stand for: exact when nothing is scaled, or when all of `total` came."""
+        if self.bytes == 1:
+            return wire_bytes
+        return total if wire_bytes == self.wire_bytes(0, total) else math.floor(wire_bytes * self.bytes)

@@ -1,0 +1,280 @@
+"""Continuous batching on one node: which requests compute how many tokens in the next step.
+
+Two policies. `chunked` (as vLLM V1): one token budget a step; running requests first in order of admission, one
+token for each that decodes and a chunk for each whose prompt is not finished; then waiting ones while budget, seats
+and memory last. `prefill_first` (as early vLLM): a step with prefills computes whole prompts and runs no decodes,
+which is the interference of the textbook. When memory runs out the request admitted last loses its blocks and goes
+back to the head of the queue, to be recomputed; in such a step nobody is admitted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+
+from emulator.core.cost import Chunk, StepShape
+from emulator.core.kv_pool import KvPool
+from emulator.core.records import StepKind
+from emulator.core.specs import Policy
+
+# Early vLLM kept this share of the blocks free when it admitted a prompt (its `watermark`), so that the requests
+# already running do not have to be preempted in the very next step.
+PREFILL_FIRST_WATERMARK = 0.01
+
+
+class Status(Enum):
+    """Where a request stands on a node."""
+
+    WAITING = "waiting"
+    WAITING_FOR_REMOTE_KVS = "waiting for remote KVs"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED_LENGTH = "finished: length"
+    FINISHED_ABORTED = "finished: aborted"
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """A request as one node computes it. `computed` tokens have their KV here; `generated` counts output tokens."""
+
+    request_id: str
+    prompt_tokens: int
+    max_tokens: int
+    hand_over: bool = False
+    status: Status = Status.WAITING
+    computed: int = 0
+    generated: int = 0
+    prefilled: bool = False
+    preemptions: int = 0
+
+    @property
+    def known(self) -> int:
+        """Tokens whose values are known: the prompt and what has been generated."""
+        return self.prompt_tokens + self.generated
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has left the node, however."""
+        return self.status in (Status.FINISHED_LENGTH, Status.FINISHED_ABORTED)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the device does next: prompt tokens to compute by sequence, and the sequences that decode one token."""
+
+    chunks: tuple[tuple[Sequence, int], ...]
+    decodes: tuple[Sequence, ...]
+
+    @property
+    def kind(self) -> StepKind:
+        """`prefill`, `decode` or `mixed`."""
+        if not self.decodes:
+            return "prefill"
+        return "mixed" if self.chunks else "decode"
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Prompt tokens computed in this step."""
+        return sum(tokens for _, tokens in self.chunks)
+
+    def shape(self) -> StepShape:
+        """The counts that the cost model needs."""
+        return StepShape(
+            chunks=tuple(Chunk(tokens, sequence.computed) for sequence, tokens in self.chunks),
+            decode_batch=len(self.decodes),
+            decode_context_sum=sum(sequence.computed + 1 for sequence in self.decodes),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a completed step brought: sequences with one new token each, and those whose prompt is now computed."""
+
+    tokens: tuple[Sequence, ...]
+    prefilled: tuple[Sequence, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Limits of a batch: tokens a step and sequences at a time."""
+
+    policy: Policy
+    max_num_batched_tokens: int
+    max_num_seqs: int
+
+
+@dataclass(slots=True)
+class Scheduler:
+    """The queues of one node over its KV pool. `next_step` plans, `complete` applies the same step's outcome."""
+
+    config: SchedulerConfig
+    pool: KvPool
+    waiting: deque[Sequence] = field(default_factory=deque)
+    arrived: deque[Sequence] = field(default_factory=deque)
+    running: list[Sequence] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+    num_preemptions: int = 0
+
+    def add(self, sequence: Sequence) -> None:
+        """A request to be computed from its first token."""
+        self.waiting.append(sequence)
+
+    def add_with_kv(self, sequence: Sequence) -> None:
+        """A request whose prompt's KV has arrived; it decodes from its next token on."""
+        sequence.computed = sequence.prompt_tokens
+        sequence.prefilled = True
+        sequence.status = Status.WAITING
+        self.arrived.append(sequence)
+
+    def remove(self, sequence: Sequence, status: Status) -> None:
+        """Take a sequence out, wherever it is, and free its blocks; a step in flight will not count it."""
+        self.detach(sequence)
+        sequence.status = status
+        self.pool.free(sequence.request_id)
+
+    def detach(self, sequence: Sequence) -> None:
+        """Take a sequence out of all queues but leave it its blocks (its KV is to be sent)."""
+        for queue in (self.running, self.waiting, self.arrived):
+            if sequence in queue:
+                queue.remove(sequence)
+
+    @property
+    def preempted_waiting(self) -> bool:
+        """Whether a preempted sequence waits for memory; it goes before any new reservation."""
+        return bool(self.waiting) and self.waiting[0].status is Status.PREEMPTED
+
+    def next_step(self) -> Step | None:
+        """The next step, or None when there is nothing to do (or nothing that fits).
+
+        Afterwards `preempted` lists the sequences that lost their blocks for it.
+        """
+        self.preempted.clear()
+        if self.config.policy == "prefill_first":
+            return self._prefill_step() or self._running_step(admit=False)
+        return self._running_step(admit=True)
+
+    def complete(self, step: Step) -> StepResult:
+        """Apply a finished step; sequences that were removed meanwhile are left out."""
+        tokens: list[Sequence] = []
+        prefilled: list[Sequence] = []
+        for sequence, count in step.chunks:
+            if sequence.ended:
+                continue
+            sequence.computed += count
+            if sequence.computed == sequence.known:
+                sequence.prefilled = True
+                sequence.generated += 1
+                prefilled.append(sequence)
+                tokens.append(sequence)
+        for sequence in step.decodes:
+            if sequence.ended:
+                continue
+            sequence.computed += 1
+            sequence.generated += 1
+            tokens.append(sequence)
+        return StepResult(tuple(tokens), tuple(prefilled))
+
+    # --- planning ---------------------------------------------------------------------------------------------
+
+    def _prefill_step(self) -> Step | None:
+        """Whole prompts up to the budget (one prompt larger than the budget goes alone); None when none fits."""
+        chunks: list[tuple[Sequence, int]] = []
+        budget = self.config.max_num_batched_tokens
+        keep = int(self.pool.num_blocks * PREFILL_FIRST_WATERMARK)
+        while self.waiting and len(self.running) < self.config.max_num_seqs:
+            sequence = self.waiting[0]
+            if chunks and sequence.known > budget:
+                break
+            spare = keep if self.running else 0
+            if self.pool.missing(sequence.request_id, sequence.known) > self.pool.free_blocks - spare:
+                break
+            self.pool.grow(sequence.request_id, sequence.known)
+            self._admit(self.waiting.popleft())
+            chunks.append((sequence, sequence.known))
+            budget -= sequence.known
+        return Step(tuple(chunks), ()) if chunks else None
+
+    def _running_step(self, *, admit: bool) -> Step | None:
+        chunks: list[tuple[Sequence, int]] = []
+        decodes: list[Sequence] = []
+        budget = self.config.max_num_batched_tokens
+        preempted = False
+        index = 0
+        while index < len(self.running) and budget > 0:
+            sequence = self.running[index]
+            count = min(sequence.known - sequence.computed, budget)
+            if not self.pool.grow(sequence.request_id, sequence.computed + count):
+                preempted = True
+                if self._preempt_last() is not sequence:
+                    continue
+                break
+            budget -= count
+            index += 1
+            if sequence.prefilled:
+                decodes.append(sequence)
+            else:
+                chunks.append((sequence, count))
+        if not preempted:
+            self._admit_arrived(decodes, budget)
+            budget = self.config.max_num_batched_tokens - sum(c for _, c in chunks) - len(decodes)
+            if admit:
+                self._admit_waiting(chunks, budget)
+        if not chunks and not decodes:
+            return None
+        return Step(tuple(chunks), tuple(decodes))
+
+    def _admit_arrived(self, decodes: list[Sequence], budget: int) -> None:
+        while self.arrived and budget > 0 and len(self.running) < self.config.max_num_seqs:
+            sequence = self.arrived[0]
+            if not self.pool.grow(sequence.request_id, sequence.computed + 1):
+                if self.running or len(self.arrived) == 1:
+                    return
+                # Arrived KV fills the memory and nobody runs: without room for a token nobody ever would.
+                self._preempt(self.arrived.pop())
+                continue
+            self._admit(self.arrived.popleft())
+            decodes.append(sequence)
+            budget -= 1
+
+    def _admit_waiting(self, chunks: list[tuple[Sequence, int]], budget: int) -> None:
+        while self.waiting and budget > 0 and len(self.running) < self.config.max_num_seqs:
+            sequence = self.waiting[0]
+            count = min(sequence.known - sequence.computed, budget)
+            if self.pool.missing(sequence.request_id, sequence.known) > self.pool.free_blocks:
+                return
+            self.pool.grow(sequence.request_id, sequence.computed + count)
+            self._admit(self.waiting.popleft())
+            chunks.append((sequence, count))
+            budget -= count
+
+    def _admit(self, sequence: Sequence) -> None:
+        sequence.status = Status.RUNNING
+        self.running.append(sequence)
+
+    def _preempt_last(self) -> Sequence:
+        victim = self.running.pop()
+        self._preempt(victim)
+        return victim
+
+    def _preempt(self, victim: Sequence) -> None:
+        self.pool.free(victim.request_id)
+        victim.status = Status.PREEMPTED
+        victim.computed = 0
+        victim.prefilled = False
+        victim.preemptions += 1
+        self.num_preemptions += 1
+        self.preempted.append(victim)
+        self.waiting.appendleft(victim)
+
+    def check_integrity(self) -> None:
+        """No sequence stands in two places, running ones hold the blocks of what they computed, limits are kept."""
+        everyone = [*self.running, *self.waiting, *self.arrived]
+        assert len({id(s) for s in everyone}) == len(everyone), "a sequence stands in two queues"
+        assert len(self.running) <= self.config.max_num_seqs, "more sequences than seats"
+        for sequence in self.running:
+            assert sequence.status is Status.RUNNING
+            assert self.pool.missing(sequence.request_id, sequence.computed) == 0, "computed tokens without blocks"
+        for sequence in self.waiting:
+            assert sequence.computed == 0
+            assert sequence.request_id not in self.pool.owners(), "a waiting sequence holds blocks"

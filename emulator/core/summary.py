@@ -1,0 +1,292 @@
+"""The JSON of `compare`, as types: what a run's records and probes come to, and what was concluded from them.
+
+The names of the fields are the keys of the JSON and part of the interface; a value that does not exist (a percentile
+of nothing, a rate of no transfer) is null, never NaN.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from emulator.core import metrics
+from emulator.core.metrics import Floats, Measurements, Metric
+from emulator.core.records import Record, StepRecord
+from emulator.core.specs import FirstToken, Scale, Slo
+
+VerdictOutcome = Literal["helps", "hurts", "no difference"]
+DecidingMetric = Literal["slo_attainment", "completion", "ttft_ms", "tpot_ms", "e2el_ms", "itl_p99_ms"]
+BreakEvenReason = Literal["always helps", "never helps", "only one bandwidth", "not monotone"]
+
+_MS = 1e3
+
+
+class Distribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Mean, percentiles (linear interpolation) and largest of a set of values; all null when there is none."""
+
+    mean: float | None = None
+    p50: float | None = None
+    p90: float | None = None
+    p99: float | None = None
+    max: float | None = None
+
+    @classmethod
+    def of(cls, values: Floats) -> Distribution:
+        """The distribution of `values`, leaving out NaN."""
+        known = values[~np.isnan(values)]
+        if not known.size:
+            return cls()
+        p50, p90, p99 = np.percentile(known, (50, 90, 99))
+        return cls(mean=float(np.mean(known)), p50=float(p50), p90=float(p90), p99=float(p99), max=float(np.max(known)))
+
+
+class TtftBreakdown(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Means over completed requests, milliseconds, adding up to the mean TTFT; null when none completed."""
+
+    queue: float | None = None
+    prefill: float | None = None
+    orchestration: float | None = None
+    wire: float | None = None
+    decode_wait: float | None = None
+
+
+class KvSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """KV that crossed the network, of all requests whatever became of them.
+
+    `bytes` were counted at the decode nodes; `transfer_ms` is from the first byte on the wire to the last one
+    counted. `achieved_bps` is payload bits over the time in which at least one transfer was under way, the times of
+    the decode nodes added up: the mean rate of a decode node while it receives.
+    """
+
+    bytes: int = 0
+    transfers: int = 0
+    transfer_ms: Distribution = Distribution()
+    achieved_bps: float | None = None
+
+
+class Fidelity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How faithful an emulation was, in model time; null where nothing was measured (a simulation, no transfer).
+
+    `link_ratio` is achieved over requested payload rate, `cpu_busy` the busiest core's share of a second, 0 to 1,
+    `suggested_scale_time` the `scale.time` that would cure what failed.
+    """
+
+    ok: bool = True
+    step_lateness_ms_p99: float | None = None
+    loop_lag_ms_p99: float | None = None
+    schedule_delay_ms_p99: float | None = None
+    link_ratio: float | None = None
+    cpu_busy: float | None = None
+    suggested_scale_time: float | None = None
+    reasons: tuple[str, ...] = ()
+
+
+class RunSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One deployment under the whole traffic, at one KV bandwidth (null when no KV network is used).
+
+    `requests` = completed + failed + unfinished are all that were due; `saturated` says that some had not ended by
+    the drain deadline. `requested_rate` is requests due, `request_goodput` requests meeting every SLO, both per
+    second of the arrival window of `duration_s`; `output_throughput` is output tokens per second of the run.
+    Attainments are shares of all requests, null when there were none.
+    """
+
+    deployment: str
+    kv_bandwidth_bps: float | None
+    gpus: int
+    duration_s: float
+    seed: int | None
+    launcher: str
+    shaping: str
+    requests: int
+    completed: int
+    failed: int
+    unfinished: int
+    saturated: bool
+    requested_rate: float
+    slo_attainment: float | None
+    slo_attainment_by_metric: dict[Metric, float | None]
+    request_goodput: float
+    output_throughput: float
+    ttft_ms: Distribution
+    tpot_ms: Distribution
+    itl_ms: Distribution
+    itl_p99_ms: Distribution
+    e2el_ms: Distribution
+    ttft_breakdown_ms: TtftBreakdown
+    kv: KvSummary
+    fidelity: Fidelity
+
+    @property
+    def disaggregated(self) -> bool:
+        """Whether KV crossed a network."""
+        return self.kv_bandwidth_bps is not None
+
+
+class Difference(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Disaggregated minus baseline, over the pairs of requests in which both have a value.
+
+    Shares (0 to 1) for `slo_attainment` and `completion`, milliseconds otherwise. `low`…`high` is the 95 % interval
+    of the mean, null when there is no more than one pair. `decides`: the interval excludes 0, enough pairs differ,
+    and the size is material (see `core.verdict`).
+    """
+
+    mean: float | None
+    low: float | None
+    high: float | None
+    pairs: int
+    decides: bool
+
+
+class BandwidthOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The comparison at one KV bandwidth; `left_out` pairs did not complete on both sides and have no latency."""
+
+    kv_bandwidth_bps: float
+    outcome: VerdictOutcome
+    deciding_metric: DecidingMetric | None
+    pairs: int
+    left_out: int
+    differences: dict[DecidingMetric, Difference]
+
+
+class BreakEven(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The highest bandwidth run that does not help, and the lowest from which on it helps."""
+
+    low_bps: float
+    high_bps: float
+
+
+class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One disaggregated deployment against one colocated baseline.
+
+    `outcome` and `deciding_metric` (null for no difference) are those at the highest bandwidth that was run;
+    `break_even` is null for the reason in `break_even_reason`.
+    """
+
+    deployment: str
+    baseline: str
+    best_baseline: bool
+    outcome: VerdictOutcome
+    deciding_metric: DecidingMetric | None
+    break_even: BreakEven | None
+    break_even_reason: BreakEvenReason | None
+    text: str
+    by_bandwidth: tuple[BandwidthOutcome, ...]
+
+
+class Withheld(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A comparison about which nothing is said, and why; the bandwidth is null when it goes for all of them."""
+
+    deployment: str
+    baseline: str
+    kv_bandwidth_bps: float | None
+    reason: str
+
+
+class CompareSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The whole document that `pdemu compare --json` prints."""
+
+    topology: str
+    launcher: str
+    shaping: str
+    scale: Scale
+    first_token: FirstToken
+    seed: int
+    slo: Slo
+    runs: tuple[RunSummary, ...]
+    verdict: tuple[Verdict, ...] = ()
+    withheld: tuple[Withheld, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A run's summary together with the rows from which it was made."""
+
+    summary: RunSummary
+    records: Sequence[Record]
+    steps: Sequence[StepRecord] = ()
+
+
+def summarize(
+    records: Sequence[Record],
+    *,
+    deployment: str,
+    gpus: int,
+    slo: Slo,
+    duration_s: float,
+    kv_bandwidth_bps: float | None = None,
+    launcher: str = "local",
+    shaping: str = "none",
+    seed: int | None = None,
+    fidelity: Fidelity | None = None,
+) -> RunSummary:
+    """What the records of one run come to; `duration_s` > 0 is the arrival window, in model seconds."""
+    measured = metrics.measure(records)
+    met = metrics.meets_all(measured, slo)
+    unfinished = int(np.count_nonzero(measured.unfinished))
+    latency = measured.latency_ms
+    return RunSummary(
+        deployment=deployment,
+        kv_bandwidth_bps=kv_bandwidth_bps,
+        gpus=gpus,
+        duration_s=duration_s,
+        seed=seed,
+        launcher=launcher,
+        shaping=shaping,
+        requests=len(measured),
+        completed=int(np.count_nonzero(measured.completed)),
+        failed=int(np.count_nonzero(measured.failed)),
+        unfinished=unfinished,
+        saturated=unfinished > 0,
+        requested_rate=len(measured) / duration_s,
+        slo_attainment=metrics.share(met),
+        slo_attainment_by_metric={m: metrics.share(within) for m, within in metrics.meets(measured, slo).items()},
+        request_goodput=metrics.request_goodput(met, duration_s),
+        output_throughput=metrics.output_throughput(measured, duration_s),
+        ttft_ms=Distribution.of(latency["ttft_ms"]),
+        tpot_ms=Distribution.of(latency["tpot_ms"]),
+        itl_ms=Distribution.of(measured.gaps_ms),
+        itl_p99_ms=Distribution.of(latency["itl_p99_ms"]),
+        e2el_ms=Distribution.of(latency["e2el_ms"]),
+        ttft_breakdown_ms=_breakdown(measured),
+        kv=_kv_summary(records),
+        fidelity=fidelity or Fidelity(),
+    )
+
+
+def _breakdown(measured: Measurements) -> TtftBreakdown:
+    parts = {part: Distribution.of(values).mean for part, values in measured.ttft_parts_ms.items()}
+    return TtftBreakdown(**parts)
+
+
+def _kv_summary(records: Sequence[Record]) -> KvSummary:
+    spans = [
+        (r.decode_node or "", r.kv_start_s, r.kv_end_s, r.kv_bytes)
+        for r in records
+        if r.kv_start_s is not None and r.kv_end_s is not None
+    ]
+    durations = np.array([end - start for _, start, end, _ in spans], dtype=np.float64)
+    busy_s = sum(
+        _union_s([(start, end) for _, start, end, _ in group])
+        for _, group in itertools.groupby(sorted(spans), key=lambda span: span[0])
+    )
+    received_bits = 8.0 * sum(span[3] for span in spans)
+    return KvSummary(
+        bytes=sum(r.kv_bytes for r in records),
+        transfers=len(spans),
+        transfer_ms=Distribution.of(durations * _MS),
+        achieved_bps=received_bits / busy_s if busy_s > 0 else None,
+    )
+
+
+def _union_s(spans: Sequence[tuple[float, float]]) -> float:
+    """Seconds covered by at least one of the spans, which come in order of their starts."""
+    covered, until = 0.0, -np.inf
+    for start, end in spans:
+        covered += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return covered

@@ -1,0 +1,171 @@
+"""An experiment: the runs of a topology one after the other on this machine, and what they come to."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import psutil
+
+from emulator.core import fidelity, verdict
+from emulator.core.deploy import RunSpec, plan_runs
+from emulator.core.errors import CapacityError
+from emulator.core.hardware import Catalog
+from emulator.core.specs import Topology
+from emulator.core.summary import CompareSummary, RunResult, summarize
+from emulator.core.trace import Trace
+from emulator.core.workload import plan_load
+from emulator.lab.launch import LiveResult, LocalLauncher
+from emulator.lab.run_folder import RunFolder, new_folder, pretty
+from emulator.live.kv_end import TransferRow
+from emulator.live.status import Underway
+from emulator.report.html import write_report
+from emulator.simulate import simulate
+
+LAUNCHER = "local"
+SHAPING = "paced"
+# What a simulation foresees of the KV that decode nodes keep is exceeded by at most this factor.
+RETAINED_MARGIN = 1.5
+
+OnProgress = Callable[[RunSpec, Underway], None]
+OnResult = Callable[[RunSpec, RunResult], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """A topology's runs, checked against this machine, with the folder they are written to."""
+
+    topology: Topology
+    runs: tuple[RunSpec, ...]
+    host_memory_bytes: int
+    folder: Path
+
+
+def prepare(
+    topology: Topology,
+    catalog: Catalog,
+    traces: dict[str, Trace],
+    *,
+    deployments: Sequence[str] | None = None,
+    verify_kv: bool = False,
+    out: Path | None = None,
+) -> Experiment:
+    """Plan every run and check that it can work before any starts; only then make the folder.
+
+    Raises ConfigError or CapacityError for whatever a user has to mend.
+    """
+    load = plan_load(topology.workload, traces)
+    runs = tuple(plan_runs(topology, catalog, load, deployments=deployments, verify_kv=verify_kv))
+    if deployments is None:
+        verdict.check_equal_hardware(
+            {run.deployment: run.gpus for run in runs if run.link is not None},
+            {run.deployment: run.gpus for run in runs if run.link is None},
+        )
+    host_memory_bytes = runs[0].host_memory_bytes or psutil.virtual_memory().available // 2
+    for run in runs:
+        _check_host_memory(run, host_memory_bytes)
+    return Experiment(topology, runs, host_memory_bytes, new_folder(out, topology.name))
+
+
+def _check_host_memory(run: RunSpec, host_memory_bytes: int) -> None:
+    """KV that decode nodes hold is real memory here: refuse before the run what would not fit during it."""
+    if run.link is None:
+        return
+    per_token = run.nodes[0].kv_bytes_per_token / run.scale.bytes
+    if not run.load.users and sum(r.prompt_tokens for r in run.load.open) * per_token <= host_memory_bytes:
+        return
+    peak = simulate(run).peak_retained_bytes / run.scale.bytes * RETAINED_MARGIN
+    if peak > host_memory_bytes:
+        scale = math.ceil(run.scale.bytes * peak / host_memory_bytes)
+        raise CapacityError(
+            f"{run.topology}, {run.label}: up to {peak / 1e9:.1f} GB of KV would be held on this machine at a time, "
+            f"{host_memory_bytes / 1e9:.1f} GB are granted; set scale.bytes = {scale}, or raise host_memory"
+        )
+
+
+async def perform(experiment: Experiment, on_progress: OnProgress, on_result: OnResult) -> list[RunResult]:
+    """Run everything in order; each run's folder is complete when its result is told."""
+    results: list[RunResult] = []
+    for run in experiment.runs:
+        folder = RunFolder(experiment.folder, run, experiment.topology, launcher=LAUNCHER, shaping=_shaping(run))
+        launcher = LocalLauncher(run, folder.logs, experiment.host_memory_bytes, partial(on_progress, run))
+        try:
+            live = await launcher.launch()
+        except BaseException:
+            folder.finish("broken")
+            raise
+        result, transfers = _result(run, live)
+        folder.write(result, transfers)
+        results.append(result)
+        on_result(run, result)
+    return results
+
+
+def compare(experiment: Experiment, on_progress: OnProgress, on_result: OnResult) -> CompareSummary:
+    """Run everything, judge it, and write summary.json and report.html into the experiment's folder."""
+    results = asyncio.run(perform(experiment, on_progress, on_result))
+    judgement = verdict.judge(results, experiment.topology.slo)
+    summary = summarize_experiment(experiment, results, judgement)
+    (experiment.folder / "summary.json").write_bytes(pretty(summary))
+    write_report(experiment.folder, summary, results)
+    return summary
+
+
+def summarize_experiment(
+    experiment: Experiment, results: Sequence[RunResult], judgement: verdict.Judgement
+) -> CompareSummary:
+    """The document that `--json` prints."""
+    first = experiment.runs[0]
+    return CompareSummary(
+        topology=experiment.topology.name,
+        launcher=LAUNCHER,
+        shaping=SHAPING if any(run.link for run in experiment.runs) else "none",
+        scale=first.scale,
+        first_token=first.first_token,
+        seed=first.seed,
+        slo=experiment.topology.slo,
+        runs=tuple(result.summary for result in results),
+        verdict=judgement.verdicts,
+        withheld=judgement.withheld,
+    )
+
+
+def _shaping(run: RunSpec) -> str:
+    return SHAPING if run.link is not None else "none"
+
+
+def _result(run: RunSpec, live: LiveResult) -> tuple[RunResult, list[TransferRow]]:
+    records = live.client.records
+    steps = tuple(sorted((s for node in live.nodes for s in node.steps), key=lambda s: (s.start_s, s.node)))
+    transfers = [row for node in live.nodes for row in node.kv.transfers]
+    source = {record.request_id: record.prefill_node or "" for record in records}
+    observed = fidelity.Observed(
+        steps=steps,
+        records=records,
+        loop_lag_s=[*live.client.loop_lag_s, *live.router.loop_lag_s],
+        transfers=[
+            fidelity.ObservedTransfer(source[row.request_id], row.node, row.parts)
+            for row in transfers
+            if source.get(row.request_id)
+        ],
+        cpu_busy=live.cpu_busy,
+        unretained_bytes=sum(node.kv.unretained_bytes for node in live.nodes),
+        dropped_frames=sum(node.kv.dropped_frames for node in live.nodes),
+    )
+    summary = summarize(
+        records,
+        deployment=run.deployment,
+        gpus=run.gpus,
+        slo=run.slo,
+        duration_s=run.load.duration_s,
+        kv_bandwidth_bps=run.link.bandwidth_bps if run.link is not None else None,
+        launcher=LAUNCHER,
+        shaping=_shaping(run),
+        seed=run.seed,
+        fidelity=fidelity.judge(run, observed),
+    )
+    return RunResult(summary=summary, records=records, steps=steps), transfers

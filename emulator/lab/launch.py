@@ -1,0 +1,216 @@
+"""The `local` launcher: the processes of one run on this machine, from first start to last exit.
+
+Every process gets its assignment on standard input and reports on standard output. The input pipe stays open for as
+long as this process lives, and a child whose pipe closes ends itself, so that even SIGKILL leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from emulator.core.deploy import RunSpec
+from emulator.core.errors import ConfigError, DeadlineError, RunError
+from emulator.core.workload import LoadPlan
+from emulator.lab.cpu import CpuSampler
+from emulator.live.allocator import NODE_ALLOCATOR_ENV
+from emulator.live.client import NAME as CLIENT
+from emulator.live.client import ClientReport
+from emulator.live.node import NodeReport
+from emulator.live.router import RouterReport
+from emulator.live.status import BEGIN_LINE, Assignment, Done, Failed, Ready, Status, Underway
+
+READY_S = 30.0
+FINISH_S = 15.0
+STOP_S = 3.0
+_LINE_BYTES = 1 << 20
+_NO_LOAD = LoadPlan((), (), 0.0, 0.0)
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveResult:
+    """The reports of all processes of a run, and the busiest core's share of each second."""
+
+    client: ClientReport
+    router: RouterReport
+    nodes: tuple[NodeReport, ...]
+    cpu_busy: tuple[float, ...]
+
+
+@dataclass(slots=True)
+class Child:
+    """One process of a run."""
+
+    name: str
+    process: asyncio.subprocess.Process
+    report: Path
+    log: Path
+    ready: asyncio.Future[Ready]
+    done: asyncio.Future[None]
+    reading: asyncio.Task[None] | None = None
+
+
+@dataclass(slots=True)
+class LocalLauncher:
+    """Runs one `RunSpec` with its files in `folder`; `on_progress` is told how far the client is."""
+
+    run: RunSpec
+    folder: Path
+    host_memory_bytes: int
+    on_progress: Callable[[Underway], None]
+    children: list[Child] = field(default_factory=list)
+
+    async def launch(self) -> LiveResult:
+        """Start, wait for readiness, run, collect; whatever happens, no process outlives this call.
+
+        Raises ConfigError for what the user can mend (a taken port), DeadlineError for a process that is not ready
+        or not finished in time, RunError for one that died.
+        """
+        try:
+            return await self._launch()
+        finally:
+            await self._stop()
+
+    async def _launch(self) -> LiveResult:
+        secret = secrets.token_hex(16)
+        without_load = msgspec.structs.replace(self.run, load=_NO_LOAD)
+        router = await self._start("router", "router", without_load, secret=secret)
+        await self._settle([router.ready], READY_S, "start")
+        endpoint = router.ready.result().endpoint
+        others = [
+            await self._start("node", node.name, without_load, secret=secret, endpoint=endpoint)
+            for node in self.run.nodes
+        ]
+        client = await self._start("client", CLIENT, self.run, secret=secret, endpoint=endpoint)
+        await self._settle([child.ready for child in (*others, client)], READY_S, "start")
+        assert client.process.stdin is not None
+        client.process.stdin.write(BEGIN_LINE)
+        load = self.run.load
+        limit_s = (load.duration_s + load.drain_s) * self.run.scale.time + FINISH_S
+        with CpuSampler() as cpu:
+            await self._settle([client.done], limit_s, "finish")
+        await self._settle([child.done for child in self.children], FINISH_S, "finish")
+        return LiveResult(
+            client=_read(client.report, ClientReport),
+            router=_read(router.report, RouterReport),
+            nodes=tuple(_read(child.report, NodeReport) for child in others),
+            cpu_busy=tuple(cpu.busiest),
+        )
+
+    # --- processes --------------------------------------------------------------------------------------------
+
+    async def _start(self, kind: str, name: str, run: RunSpec, *, secret: str, endpoint: str = "") -> Child:
+        loop = asyncio.get_running_loop()
+        log = self.folder / f"{name}.log"
+        report = self.folder / f"{name}.report.json"
+        with log.open("wb") as stderr:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "emulator.live.process",
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=stderr,
+                env={**os.environ, **NODE_ALLOCATOR_ENV},
+                start_new_session=True,
+                limit=_LINE_BYTES,
+            )
+        child = Child(name, process, report, log, loop.create_future(), loop.create_future())
+        self.children.append(child)
+        task = Assignment(
+            kind=kind,  # type: ignore[arg-type]
+            name=name,
+            run=run,
+            secret=secret,
+            report=str(report),
+            router_endpoint=endpoint,
+            host_memory_bytes=self.host_memory_bytes,
+        )
+        assert process.stdin is not None
+        process.stdin.write(msgspec.json.encode(task) + b"\n")
+        with contextlib.suppress(ConnectionError):
+            await process.stdin.drain()
+        child.reading = asyncio.create_task(self._follow(child))
+        return child
+
+    async def _follow(self, child: Child) -> None:
+        """Read a child's status lines to their end, and settle what waits for them."""
+        assert child.process.stdout is not None
+        error: Exception | None = None
+        decoder = msgspec.json.Decoder(Status)
+        async for line in child.process.stdout:
+            status = decoder.decode(line)
+            match status:
+                case Ready():
+                    child.ready.set_result(status)
+                case Underway():
+                    self.on_progress(status)
+                case Done():
+                    child.done.set_result(None)
+                case Failed(error=kind, message=message):
+                    error = _error(child, kind, message)
+        code = await child.process.wait()
+        if error is None:
+            how = f"signal {-code}" if code < 0 else f"status {code}"
+            error = RunError(f"process {child.name} ended unexpectedly ({how}); see {child.log}")
+        for future in (child.ready, child.done):
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # retrieved: nobody may be waiting for this one
+
+    async def _settle(self, futures: Iterable[asyncio.Future[Any]], limit_s: float, what: str) -> None:
+        """Wait until all are done; the first failure of any process ends the wait."""
+        pending = {future for future in futures if not future.done()}
+        watched = pending | {child.done for child in self.children if not child.done.done()}
+        deadline = asyncio.get_running_loop().time() + limit_s
+        while pending:
+            left_s = max(0.0, deadline - asyncio.get_running_loop().time())
+            done, watched = await asyncio.wait(watched, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            for future in done:
+                future.result()
+            pending -= done
+            if not done:
+                late = ", ".join(c.name for c in self.children if c.ready in pending or c.done in pending)
+                raise DeadlineError(f"{late} did not {what} within {limit_s:g} s; see the logs in {self.folder}")
+
+    async def _stop(self) -> None:
+        """Close every leash, then end by force what has not gone after a moment."""
+        for child in self.children:
+            if child.process.stdin is not None:
+                child.process.stdin.close()
+        waits = [asyncio.create_task(child.process.wait()) for child in self.children]
+        if waits:
+            await asyncio.wait(waits, timeout=STOP_S)
+        for child in self.children:
+            if child.process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    child.process.kill()
+                await child.process.wait()
+            if child.reading is not None:
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    await child.reading
+        for wait in waits:
+            await wait
+
+
+def _error(child: Child, kind: str, message: str) -> Exception:
+    if kind in ("ConfigError", "CapacityError"):
+        return ConfigError(message)
+    if kind == "DeadlineError":
+        return DeadlineError(message)
+    return RunError(f"process {child.name} failed: {kind}: {message}; see {child.log}")
+
+
+def _read(path: Path, kind: type[T]) -> T:
+    return msgspec.json.decode(path.read_bytes(), type=kind)

@@ -1,0 +1,111 @@
+"""The control network: small typed messages between the router and its peers over ZeroMQ.
+
+The router binds one ROUTER socket; each node and client connects a DEALER socket whose routing id is its name. A
+send never waits: a peer whose queue is full or whose connection is gone is reported as lost instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+
+import zmq
+import zmq.asyncio
+
+from emulator.core.errors import ConfigError, DeadlineError, ProtocolError
+from emulator.core.messages import MAX_MESSAGE_BYTES, Hello, Message, Welcome, decode_to_node, encode
+
+_QUEUE_MESSAGES = 20_000
+
+
+def require_loopback(address: str) -> None:
+    """Raises ConfigError unless the host of a `tcp://host:port` address is a loopback address."""
+    host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    try:
+        loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = host == "localhost"
+    if not loopback:
+        raise ConfigError(f"control address {address}: only loopback addresses are allowed, such as 127.0.0.1")
+
+
+class RouterSocket:
+    """The router's end. `endpoint` is the address with its real port; raises ConfigError if the port is taken."""
+
+    def __init__(self, address: str) -> None:
+        require_loopback(address)
+        self._context = zmq.asyncio.Context(io_threads=1)
+        self._socket = self._context.socket(zmq.ROUTER)
+        _configure(self._socket)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        try:
+            self._socket.bind(address)
+        except zmq.ZMQError as error:
+            self.close()
+            raise ConfigError(
+                f"control port: cannot listen on {address} ({error.strerror}); "
+                "free it, or set control_port = 0 for any free one"
+            ) from None
+        self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    async def receive(self) -> tuple[str, bytes]:
+        """The next message: who sent it, and its payload (empty when it is not of one part)."""
+        frames = await self._socket.recv_multipart()
+        name = frames[0].decode("ascii", errors="replace")
+        return name, frames[1] if len(frames) == 2 else b""
+
+    def send(self, peer: str, message: Message) -> bool:
+        """Queue a message for a peer; False when it is gone or does not keep up."""
+        return _sent(self._socket, [peer.encode("ascii", errors="replace"), encode(message)])
+
+    def close(self) -> None:
+        """Close at once, after giving queued messages half a second to leave."""
+        self._context.destroy(linger=500)
+
+
+class PeerSocket:
+    """The end of a node or client named `name`."""
+
+    def __init__(self, endpoint: str, name: str) -> None:
+        require_loopback(endpoint)
+        self._context = zmq.asyncio.Context(io_threads=1)
+        self._socket = self._context.socket(zmq.DEALER)
+        _configure(self._socket)
+        self._socket.setsockopt(zmq.ROUTING_ID, name.encode("ascii"))
+        self._socket.connect(endpoint)
+
+    async def join(self, hello: Hello, timeout_s: float) -> None:
+        """Say hello and wait for the router's welcome; raises DeadlineError after `timeout_s` wall seconds."""
+        self.send(hello)
+        try:
+            data = await asyncio.wait_for(self.receive(), timeout_s)
+        except TimeoutError:
+            raise DeadlineError(f"{hello.name}: the router did not answer within {timeout_s:g} s") from None
+        if not isinstance(decode_to_node(data), Welcome):
+            raise ProtocolError(f"{hello.name}: the router's first message was not a welcome")
+
+    async def receive(self) -> bytes:
+        """The next message's payload (empty when it is not of one part)."""
+        frames = await self._socket.recv_multipart()
+        return frames[0] if len(frames) == 1 else b""
+
+    def send(self, message: Message) -> bool:
+        """Queue a message for the router; False when it does not keep up."""
+        return _sent(self._socket, [encode(message)])
+
+    def close(self) -> None:
+        """Close at once, after giving queued messages half a second to leave."""
+        self._context.destroy(linger=500)
+
+
+def _configure(socket: zmq.asyncio.Socket) -> None:
+    socket.setsockopt(zmq.SNDHWM, _QUEUE_MESSAGES)
+    socket.setsockopt(zmq.RCVHWM, _QUEUE_MESSAGES)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+
+
+def _sent(socket: zmq.asyncio.Socket, frames: list[bytes]) -> bool:
+    """Send without waiting. The asyncio socket is used so that it notices what the send made readable."""
+    attempt = socket.send_multipart(frames, flags=zmq.NOBLOCK)
+    assert isinstance(attempt, asyncio.Future)
+    return attempt.done() and attempt.exception() is None

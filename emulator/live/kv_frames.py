@@ -1,0 +1,122 @@
+"""What travels on the KV network: one message of two parts per frame, a header and the bytes.
+
+The header is a part of its own so that the bytes leave from and arrive in one buffer without a copy. It carries
+the times at which the frame occupied the sender's card, because the receiver decides from them, not from its
+own wake-ups, when its card was busy. They are seconds of the monotonic clock, which one host's processes share.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import zmq
+
+_HEADER = struct.Struct("<QQQddII")
+HEADER_BYTES = _HEADER.size
+"""Length of a packed header."""
+
+
+class FrameHeader(NamedTuple):
+    """One frame: bytes `offset` to `offset + nbytes` of a transfer, part number `part` (from 0)."""
+
+    ticket: int
+    offset: int
+    part: int
+    start_s: float
+    end_s: float
+    nbytes: int
+    crc: int
+
+
+pack_header = _HEADER.pack
+"""Pack a FrameHeader's fields, given in their order, into HEADER_BYTES."""
+
+
+def parse_header(data: zmq.Frame) -> FrameHeader | None:
+    """The header, or None if it cannot be one: wrong length, or times that are no interval."""
+    if len(data) != HEADER_BYTES:
+        return None
+    header = FrameHeader._make(_HEADER.unpack(data.buffer))
+    if not 0.0 <= header.start_s <= header.end_s:
+        return None
+    return header
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a transfer, as sent by one call: when its first frame began on the wire, when it was whole."""
+
+    start_s: float
+    end_s: float
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A complete transfer; times in seconds of `time.monotonic()`."""
+
+    ticket: int
+    nbytes: int
+    start_s: float
+    end_s: float
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KvSenderStats:
+    """What a sender has handed to its sockets since it started, and what still waits.
+
+    `blocked_s` is the time in which bytes waited and no destination took any (back-pressure); `max_late_s`
+    is the worst lateness of a frame behind its slot.
+    """
+
+    bytes: int
+    frames: int
+    parts: int
+    waiting_bytes: int
+    blocked_s: float
+    max_late_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class KvReceiverStats:
+    """What a receiver accepted since it started, what it dropped and why, and what it stores.
+
+    `bytes` and `frames` count accepted ones, `transfers` complete ones; the five reasons count dropped frames.
+    `unretained_bytes` arrived in order but exceeded the host memory granted, so they are not stored.
+    """
+
+    bytes: int
+    frames: int
+    transfers: int
+    no_ticket: int
+    beyond_reserved: int
+    out_of_sequence: int
+    malformed: int
+    bad_checksum: int
+    retained_bytes: int
+    peak_retained_bytes: int
+    unretained_bytes: int
+
+    @property
+    def dropped(self) -> int:
+        """Frames dropped for any reason."""
+        return self.no_ticket + self.beyond_reserved + self.out_of_sequence + self.malformed + self.bad_checksum
+
+
+def high_water_frames(frame_bytes: int) -> int:
+    """Frames that ZeroMQ queues per connection on each side before it pushes back: 4 of 64 KiB to 16 of 1 MiB.
+
+    Enough to bridge a pause in scheduling of some 10 ms, and not so much that slow links hide congestion.
+    """
+    return min(max(frame_bytes // (16 * 1024), 4), 16)
+
+
+def socket_buffer_bytes(frame_bytes: int) -> int:
+    """Kernel buffer per direction: four frames, from 256 KiB to 2 MiB.
+
+    Below 2 MiB large frames lose throughput; above, a slow link would queue seconds of itself unseen.
+    """
+    return min(max(4 * frame_bytes, 256 * 1024), 2 * 1024 * 1024)

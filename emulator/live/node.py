@@ -1,0 +1,149 @@
+"""A node's process: its engine between the control network, the device and the KV network."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Iterable
+from functools import partial
+
+import msgspec
+
+from emulator.core.deploy import NodeSpec, RunSpec
+from emulator.core.effects import CancelTransmit, CloseTicket, Effect, OpenTicket, RecordStep, Reply, RunStep, Transmit
+from emulator.core.engine import Engine
+from emulator.core.errors import DeadlineError
+from emulator.core.messages import Begin, Hello, Stop, decode_to_node
+from emulator.core.records import StepRecord
+from emulator.live.clock import ModelClock
+from emulator.live.control import PeerSocket
+from emulator.live.device import VirtualDevice
+from emulator.live.kv_end import KvEnd, KvReport
+from emulator.live.loop_lag import LoopLag
+
+TICK_S = 1.0
+
+
+class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node's process hands over when it ends. Times in model seconds."""
+
+    name: str
+    steps: tuple[StepRecord, ...]
+    kv: KvReport
+    loop_lag_s: tuple[float, ...]
+    preemptions: int
+
+
+class NodeProcess:
+    """Carries out what the engine of one node decides."""
+
+    def __init__(self, run: RunSpec, node: NodeSpec, router_endpoint: str, secret: str, host_memory_bytes: int) -> None:
+        self._node = node
+        self._secret = secret
+        self._scale_time = run.scale.time
+        self._clock = ModelClock(run.scale.time)
+        self._lag = LoopLag(asyncio.get_running_loop())
+        self._control = PeerSocket(router_endpoint, node.name)
+        self._device = VirtualDevice(asyncio.get_running_loop(), self._step_done, node.name)
+        self._steps: list[StepRecord] = []
+        self._failure: Exception | None = None
+        self._ended = asyncio.Event()
+        self._kv = KvEnd(
+            run, node, self._clock, host_memory_bytes=host_memory_bytes, arrived=self._kv_arrived, failed=self._fail
+        )
+        new_ticket = partial(secrets.randbits, 63)
+        self._engine = Engine(node, new_ticket=new_ticket, kv_endpoint=self._kv.endpoint)
+
+    async def join(self, timeout_s: float) -> None:
+        """Introduce this node to the router; raises DeadlineError without an answer in `timeout_s` wall seconds."""
+        hello = Hello(self._node.name, self._node.role, self._secret, self._node.kv_blocks)
+        await self._control.join(hello, timeout_s)
+
+    async def serve(self) -> NodeReport:
+        """Work until the router says stop; then everything is closed and accounted for."""
+        self._lag.start()
+        tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._tick())]
+        for task in tasks:
+            task.add_done_callback(self._task_ended)
+        try:
+            await self._ended.wait()
+        finally:
+            for task in tasks:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    await task
+            report = self._close()
+        if self._failure is not None:
+            raise self._failure
+        self._engine.check_integrity()
+        return report
+
+    # --- inputs -----------------------------------------------------------------------------------------------
+
+    async def _receive(self) -> None:
+        while True:
+            message = decode_to_node(await self._control.receive())
+            match message:
+                case Begin(t0_monotonic_s=t0_s):
+                    self._clock.begin(t0_s)
+                case Stop():
+                    self._ended.set()
+                    return
+                case _:
+                    self._apply(self._engine.handle(message, self._clock.now_s()))
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S * self._scale_time)
+            if self._clock.t0_s is not None:
+                self._apply(self._engine.tick(self._clock.now_s()))
+
+    def _step_done(self, woke_s: float) -> None:
+        self._apply(self._engine.step_done(self._clock.to_model_s(woke_s)))
+
+    def _kv_arrived(self, ticket: int, nbytes: int, start_s: float, end_s: float) -> None:
+        self._apply(self._engine.kv_arrived(ticket, nbytes, start_s, end_s, self._clock.now_s()))
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if self._failure is None and isinstance(error, Exception):
+            self._failure = error
+        self._ended.set()
+
+    # --- effects ----------------------------------------------------------------------------------------------
+
+    def _apply(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Reply(message=message):
+                    if not self._control.send(message):
+                        self._fail(DeadlineError(f"{self._node.name}: the router does not keep up"))
+                case RunStep(start_s=start_s, planned_s=planned_s):
+                    self._device.run(self._clock.to_wall_s(start_s + planned_s))
+                case RecordStep(record=record):
+                    self._steps.append(record)
+                case Transmit():
+                    self._kv.transmit(effect)
+                case CancelTransmit():
+                    self._kv.cancel(effect)
+                case OpenTicket():
+                    self._kv.open(effect)
+                case CloseTicket():
+                    self._kv.shut(effect)
+
+    def _close(self) -> NodeReport:
+        self._lag.stop()
+        self._device.close()
+        kv = self._kv.close()
+        self._control.close()
+        return NodeReport(
+            name=self._node.name,
+            steps=tuple(self._steps),
+            kv=kv,
+            loop_lag_s=tuple(lag / self._scale_time for lag in self._lag.samples_s),
+            preemptions=self._engine.scheduler.num_preemptions,
+        )

@@ -1,0 +1,111 @@
+"""Entry of every process of a run: `python -m emulator.live.process`, its assignment on standard input.
+
+The launcher holds the other end of standard input for as long as it lives. When it is gone, however it went, the
+pipe closes and the process ends at once: nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import sys
+import threading
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+from emulator.core.errors import PdemuError
+from emulator.live.client import ClientProcess, Progress
+from emulator.live.node import NodeProcess
+from emulator.live.router import RouterProcess
+from emulator.live.status import Assignment, Done, Failed, Ready, Status, Underway
+
+ORPHANED = 3
+# A thread that wakes to a deadline waits at most this long for a thread that runs Python code.
+SWITCH_INTERVAL_S = 2e-4
+
+
+def tell(status: Status) -> None:
+    """One status line to the launcher."""
+    sys.stdout.buffer.write(msgspec.json.encode(status) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+class Leash:
+    """Watches standard input: a line is a signal to begin, its end is the end of this process."""
+
+    def __init__(self) -> None:
+        self.assignment = msgspec.json.decode(sys.stdin.buffer.readline(), type=Assignment)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._begin = asyncio.Event()
+
+    def watch(self) -> None:
+        """Start watching; called in the running loop."""
+        self._loop = asyncio.get_running_loop()
+        threading.Thread(target=self._run, name="leash", daemon=True).start()
+
+    async def begun(self) -> None:
+        """Wait for the launcher's signal."""
+        await self._begin.wait()
+
+    def _run(self) -> None:
+        assert self._loop is not None
+        while sys.stdin.buffer.readline():
+            self._loop.call_soon_threadsafe(self._begin.set)
+        os._exit(ORPHANED)
+
+
+async def _main(leash: Leash) -> msgspec.Struct:
+    """Live through the run; returns the report."""
+    leash.watch()
+    task = leash.assignment
+    if task.kind == "router":
+        router = RouterProcess(task.run, task.secret)
+        tell(Ready(router.endpoint))
+        return await router.serve()
+    if task.kind == "node":
+        spec = next(node for node in task.run.nodes if node.name == task.name)
+        node = NodeProcess(task.run, spec, task.router_endpoint, task.secret, task.host_memory_bytes)
+        await node.join(task.join_timeout_s)
+        tell(Ready())
+        return await node.serve()
+    client = ClientProcess(task.run, task.router_endpoint, task.secret)
+    await client.join(task.join_timeout_s)
+    tell(Ready())
+    await leash.begun()
+    return await client.drive(_tell_progress)
+
+
+def _tell_progress(progress: Progress) -> None:
+    tell(Underway(progress.now_s, progress.sent, progress.ended))
+
+
+def main() -> int:
+    """Be what the assignment says; the exit status is 0, or that of the error told."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    gc.freeze()
+    gc.disable()  # a collection would stall a step; a run is short and its objects are few
+    leash = Leash()
+    try:
+        report = uvloop.run(_main(leash))
+        Path(leash.assignment.report).write_bytes(msgspec.json.encode(report))
+        tell(Done())
+    except PdemuError as error:
+        tell(Failed(type(error).__name__, str(error)))
+        return error.exit_code
+    except Exception as error:
+        logging.exception("unexpected")
+        tell(Failed(type(error).__name__, str(error)))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.stdout.flush()
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)

@@ -1,0 +1,52 @@
+"""What a process tells its launcher: one JSON line each on standard output. And what it is told to be."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from emulator.core.deploy import RunSpec
+
+
+class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Who a process is: the first line on its standard input. Its report goes to the file `report`."""
+
+    kind: Literal["router", "node", "client"]
+    name: str
+    run: RunSpec
+    secret: str
+    report: str
+    router_endpoint: str = ""
+    host_memory_bytes: int = 0
+    join_timeout_s: float = 20.0
+
+
+class Ready(msgspec.Struct, frozen=True, tag_field="status", tag="ready"):
+    """The process is part of the cluster; a router says where it listens."""
+
+    endpoint: str = ""
+
+
+class Underway(msgspec.Struct, frozen=True, tag_field="status", tag="underway"):
+    """A client's progress: model seconds, requests sent and ended."""
+
+    now_s: float
+    sent: int
+    ended: int
+
+
+class Done(msgspec.Struct, frozen=True, tag_field="status", tag="done"):
+    """The report is written."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag_field="status", tag="failed"):
+    """The process cannot go on; `error` names the class of the error."""
+
+    error: str
+    message: str
+
+
+Status = Ready | Underway | Done | Failed
+
+BEGIN_LINE = b"begin\n"

@@ -1,0 +1,184 @@
+"""The answer in a terminal: the comparison, the verdict below it, and where the time to first token goes.
+
+Built to be read at 100 columns: numbers never wrap, names may, and what needs a sentence stands below the table.
+On anything but a terminal rich prints the same without colour.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from emulator.core.metrics import PARTS
+from emulator.core.quantities import BitsPerSecond
+from emulator.core.summary import CompareSummary, RunSummary, Verdict, Withheld
+
+NOTHING = "-"
+OUTCOME_STYLES = {"helps": "bold green", "hurts": "bold red", "no difference": "bold yellow"}
+NO_VERDICT = "No verdict: it takes a disaggregated and a colocated deployment."
+NAME_WIDTH = 14
+HEADINGS = (
+    "KV",
+    "done\n/sent",
+    "SLO\nmet",
+    "good\nreq/s",
+    "TTFT\np50/p99",
+    "TPOT\np50/p99",
+    "ITL\np99/max",
+    "wire\np50",
+)
+PART_NAMES = {
+    "queue": "queue",
+    "prefill": "prefill",
+    "orchestration": "orchestration",
+    "wire": "wire",
+    "decode_wait": "decode memory",
+}
+
+
+def render(compare: CompareSummary) -> RenderableType:
+    """Everything a terminal shows of a comparison; print it with a rich Console."""
+    parts: list[RenderableType] = [comparison_table(compare.runs)]
+    parts += [Padding(Text(note, style="yellow"), (0, 1)) for run in compare.runs for note in warnings(run)]
+    parts += ["", breakdown_table(compare.runs), "", verdict_lines(compare)]
+    return Group(*parts)
+
+
+def comparison_table(runs: Sequence[RunSummary]) -> Table:
+    """One row a run: what was sent and completed, how much met the SLO, and the latencies in milliseconds."""
+    table = _table("Comparison (latencies in ms)")
+    for heading in HEADINGS:
+        table.add_column(heading, justify="right", no_wrap=True)
+    with_notes = any(notes(run) for run in runs)
+    if with_notes:
+        table.add_column("notes", overflow="fold")
+    for run in runs:
+        cells: list[RenderableType] = [
+            _folded(run.deployment),
+            bandwidth_text(run.kv_bandwidth_bps),
+            f"{run.completed}/{run.requests}",
+            percent_text(run.slo_attainment),
+            f"{run.request_goodput:.2f}",
+            _pair(run.ttft_ms.p50, run.ttft_ms.p99),
+            _pair(run.tpot_ms.p50, run.tpot_ms.p99),
+            _pair(run.itl_ms.p99, run.itl_ms.max),
+            ms_text(run.kv.transfer_ms.p50),
+        ]
+        table.add_row(*cells, *([Text("\n".join(notes(run)), style="yellow")] if with_notes else []))
+    return table
+
+
+def breakdown_table(runs: Sequence[RunSummary]) -> Table:
+    """Where TTFT goes on average over completed requests; each row adds up to its mean."""
+    table = _table("Mean TTFT, by part (ms)")
+    for heading in ("KV", *(PART_NAMES[part] for part in PARTS), "TTFT"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for run in runs:
+        parts = (getattr(run.ttft_breakdown_ms, part) for part in PARTS)
+        table.add_row(
+            _folded(run.deployment),
+            bandwidth_text(run.kv_bandwidth_bps),
+            *(ms_text(part) for part in parts),
+            ms_text(run.ttft_ms.mean),
+        )
+    return table
+
+
+def verdict_lines(compare: CompareSummary) -> Group:
+    """The verdicts, those against the best baseline first, then what is withheld and why."""
+    lines: list[Text] = []
+    for heading, best in (("Verdict against the best baseline", True), ("Against the other baselines", False)):
+        found = [verdict for verdict in compare.verdict if verdict.best_baseline is best]
+        if found:
+            lines += [Text(heading, style="bold"), *(_verdict_line(verdict) for verdict in found)]
+    if compare.withheld:
+        lines += [Text("Withheld", style="bold magenta"), *map(Text, withheld_lines(compare.withheld))]
+    return Group(*lines) if lines else Group(Text(NO_VERDICT))
+
+
+def withheld_lines(withheld: Sequence[Withheld]) -> list[str]:
+    """One sentence for each reason, naming all the baselines that it goes for."""
+    baselines: dict[tuple[str, float | None, str], list[str]] = {}
+    for left in withheld:
+        baselines.setdefault((left.deployment, left.kv_bandwidth_bps, left.reason), []).append(left.baseline)
+    return [
+        f"{name}{'' if bps is None else f' at {bandwidth_text(bps)}'} against {', '.join(others)}: {reason}"
+        for (name, bps, reason), others in baselines.items()
+    ]
+
+
+def _verdict_line(verdict: Verdict) -> Text:
+    line = Text(verdict.text)
+    verb = {"no difference": "makes no difference"}.get(verdict.outcome, verdict.outcome)
+    start = verdict.text.find(f" {verb} ") + 1
+    line.stylize(OUTCOME_STYLES[verdict.outcome], start, start + len(verb))
+    return line
+
+
+def _table(title: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title=title, title_justify="left")
+    table.add_column("deployment", overflow="fold", min_width=10)
+    return table
+
+
+def _folded(name: str) -> Text:
+    """A deployment's name on lines that break at its hyphens."""
+    return Text("\n".join(textwrap.wrap(name, NAME_WIDTH)))
+
+
+def notes(run: RunSummary) -> list[str]:
+    """One word for each thing a reader must know before trusting a row."""
+    found = []
+    if run.saturated:
+        found.append("saturated")
+    if run.failed:
+        found.append(f"{run.failed} failed")
+    if not run.fidelity.ok:
+        found.append("fidelity")
+    return found
+
+
+def warnings(run: RunSummary) -> list[str]:
+    """A sentence for each thing that makes a row less than it seems."""
+    name = run_name(run)
+    found = []
+    if run.saturated:
+        found.append(f"{name}: saturated, {run.unfinished} of {run.requests} requests unfinished at the drain deadline")
+    if not run.fidelity.ok:
+        reasons = "; ".join(run.fidelity.reasons) or "no reason was recorded"
+        cure = run.fidelity.suggested_scale_time
+        found.append(f"{name}: fidelity: {reasons}" + (f" (scale.time = {cure:g} would do)" if cure else ""))
+    return found
+
+
+def run_name(run: RunSummary) -> str:
+    """`1p1d at 5Gbps`, or the deployment alone when it uses no KV network."""
+    return run.deployment if not run.disaggregated else f"{run.deployment} at {bandwidth_text(run.kv_bandwidth_bps)}"
+
+
+def bandwidth_text(bandwidth_bps: float | None) -> str:
+    """`5Gbps`, or a dash when no KV network is used."""
+    return NOTHING if bandwidth_bps is None else str(BitsPerSecond(bandwidth_bps))
+
+
+def percent_text(share: float | None) -> str:
+    """`97.5%`, or a dash."""
+    return NOTHING if share is None else f"{100 * share:.1f}%"
+
+
+def ms_text(value: float | None) -> str:
+    """Milliseconds to three figures and no more than a hundredth: `1.23`, `12.3`, `123`, `1234`; or a dash."""
+    if value is None:
+        return NOTHING
+    size = abs(value)
+    return f"{value:z.2f}" if size < 9.995 else f"{value:.1f}" if size < 99.95 else f"{value:.0f}"
+
+
+def _pair(first: float | None, second: float | None) -> str:
+    return NOTHING if first is None and second is None else f"{ms_text(first)}/{ms_text(second)}"

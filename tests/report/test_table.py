@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from emulator.core.summary import CompareSummary
+from emulator.report.table import breakdown_table, ms_text, percent_text, render, withheld_lines
+from tests.report.made_compare import made_compare, made_results
+
+
+@pytest.fixture(scope="module")
+def compare() -> CompareSummary:
+    return made_compare(made_results())
+
+
+def printed(what: object, width: int = 100) -> str:
+    out = io.StringIO()
+    Console(file=out, width=width).print(what)
+    return out.getvalue()
+
+
+def test_every_number_stays_whole_at_100_columns(compare: CompareSummary) -> None:
+    text = printed(render(compare))
+    assert max(len(line) for line in text.splitlines()) <= 100
+    for run in compare.runs:
+        for cell in (f"{run.completed}/{run.requests}", f"{ms_text(run.ttft_ms.p50)}/{ms_text(run.ttft_ms.p99)}"):
+            assert re.search(rf"(?<!\S){re.escape(cell)}(?!\S)", text), cell
+    assert "…" not in text
+
+
+def test_the_table_says_what_to_distrust(compare: CompareSummary) -> None:
+    text = printed(render(compare), width=200)
+    assert "1p1d at 1Gbps: saturated, 10 of 20 requests unfinished at the drain deadline" in text
+    assert "1p1d at 5Gbps: fidelity: loop lag p99 4.2 ms is above 2 ms (scale.time = 2 would do)" in text
+    assert re.search(r"1Gbps +10/20 .* saturated", text)
+
+
+def test_the_verdict_against_the_best_baseline_comes_first(compare: CompareSummary) -> None:
+    text = printed(render(compare), width=200)
+    order = [
+        text.index("Verdict against the best baseline"),
+        text.index("1p1d hurts against colocated-chunked-512 at 10Gbps"),
+        text.index("Against the other baselines"),
+        text.index("against colocated-prefill-first at 10Gbps"),
+        text.index("Withheld"),
+    ]
+    assert order == sorted(order)
+
+
+def test_a_reason_is_said_once_for_all_baselines(compare: CompareSummary) -> None:
+    assert len(compare.withheld) == 2
+    (line,) = withheld_lines(compare.withheld)
+    assert line.startswith("1p1d at 5Gbps against colocated-prefill-first, colocated-chunked-512: ")
+
+
+def test_the_breakdown_shows_the_wire(compare: CompareSummary) -> None:
+    text = printed(breakdown_table(compare.runs))
+    assert re.search(r"1p1d +5Gbps .* 80\.0 ", text)
+    assert "-0.00" not in text
+
+
+def test_a_plain_file_gets_no_escape_codes_and_markup_is_not_read() -> None:
+    text = printed(render(made_compare(made_results("[red]x"))), width=200)
+    assert "\x1b" not in text
+    assert "[red]x" in text
+
+
+def test_nothing_to_compare() -> None:
+    assert "No verdict" in printed(render(made_compare(made_results()[:1])))
+    assert "No verdict" in printed(render(made_compare([])))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "-"), (0.0, "0.00"), (-1e-9, "0.00"), (9.994, "9.99"), (9.996, "10.0"), (99.96, "100"), (12345.6, "12346")],
+)
+def test_milliseconds_to_three_figures(value: float | None, text: str) -> None:
+    assert ms_text(value) == text
+
+
+def test_shares_as_percent() -> None:
+    assert (percent_text(None), percent_text(0.975)) == ("-", "97.5%")
