@@ -222,8 +222,10 @@ def _print_json(value: object) -> None:
     typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
+INTERRUPTED = 130
+
 # Typer carries its own copy of click, whose usage error is public only as the base of this one.
-_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+_UsageError: type[typer.BadParameter] = typer.BadParameter.__bases__[0]
 
 
 def main() -> None:
@@ -233,9 +235,11 @@ def main() -> None:
     except PdemuError as error:
         _fail(str(error), error.exit_code)
     except _UsageError as error:
-        _fail(str(error), 2)
+        _fail(error.format_message(), 2)
     except (KeyboardInterrupt, typer.Abort):
-        _fail("interrupted", 130)
+        _fail("interrupted", INTERRUPTED)
+    if code == INTERRUPTED:  # typer turns Ctrl-C into this exit status
+        _fail("interrupted", INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -24,18 +24,17 @@ class TimeRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def expand_times(times: Sequence[float | TimeRun]) -> NDArray[np.float64]:
     """All instants of a mixed list of single values and runs, in seconds, in order."""
-    parts: list[NDArray[np.float64]] = []
-    singles: list[float] = []
-    for entry in times:
-        if isinstance(entry, TimeRun):
-            parts.append(np.asarray(singles, dtype=np.float64))
-            singles = []
-            j = np.arange(entry.n, dtype=np.float64)
-            parts.append(entry.t0_s + j * entry.first_step_s + entry.delta_s * j * (j - 1) / 2)
-        else:
-            singles.append(entry)
-    parts.append(np.asarray(singles, dtype=np.float64))
-    return np.concatenate(parts)
+    try:
+        return np.array(times, dtype=np.float64)
+    except TypeError:
+        return np.concatenate([_instants(entry) for entry in times])
+
+
+def _instants(entry: float | TimeRun) -> NDArray[np.float64]:
+    if not isinstance(entry, TimeRun):
+        return np.array([entry], dtype=np.float64)
+    j = np.arange(entry.n, dtype=np.float64)
+    return entry.t0_s + j * entry.first_step_s + entry.delta_s * j * (j - 1) / 2
 
 
 class RequestTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):

@@ -58,6 +58,10 @@ class LognormalLength(Spec, frozen=True, kw_only=True, tag_field="distribution",
     low: PositiveInt = 1
     high: PositiveInt = 1_000_000
 
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise ValueError(f"low {self.low} is above high {self.high}")
+
 
 Length = FixedLength | UniformLength | LognormalLength
 

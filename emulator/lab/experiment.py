@@ -23,7 +23,6 @@ from emulator.lab.launch import LiveResult, LocalLauncher
 from emulator.lab.run_folder import RunFolder, new_folder, pretty
 from emulator.live.kv_end import TransferRow
 from emulator.live.status import Underway
-from emulator.report.html import write_report
 from emulator.simulate import simulate
 
 LAUNCHER = "local"
@@ -111,6 +110,8 @@ def compare(experiment: Experiment, on_progress: OnProgress, on_result: OnResult
     judgement = verdict.judge(results, experiment.topology.slo)
     summary = summarize_experiment(experiment, results, judgement)
     (experiment.folder / "summary.json").write_bytes(pretty(summary))
+    from emulator.report.html import write_report  # noqa: PLC0415 - plotly is slow to load, and only this needs it
+
     write_report(experiment.folder, summary, results)
     return summary
 

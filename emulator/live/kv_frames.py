@@ -106,17 +106,29 @@ class KvReceiverStats:
         return self.no_ticket + self.beyond_reserved + self.out_of_sequence + self.malformed + self.bad_checksum
 
 
-def high_water_frames(frame_bytes: int) -> int:
-    """Frames that ZeroMQ queues per connection on each side before it pushes back: 4 of 64 KiB to 16 of 1 MiB.
+FRAMES_PER_MESSAGE = 4
+"""Frames that an unshaped sender puts into one message: one wake-up and one accounting for the four.
 
-    Enough to bridge a pause in scheduling of some 10 ms, and not so much that slow links hide congestion.
+A paced sender sends each frame by itself, at the end of its slot.
+"""
+
+
+def queued_messages(frame_bytes: int, *, shaped: bool, sending: bool) -> int:
+    """Messages that ZeroMQ may queue per connection on one side before it pushes back.
+
+    Shaped: 4 frames of 64 KiB to 16 of 1 MiB, enough to bridge a pause in scheduling of some 10 ms and not so
+    much that a slow link hides congestion. Unshaped: 16 MiB received; sending holds references only, so it
+    may queue more and be woken less often.
     """
-    return min(max(frame_bytes // (16 * 1024), 4), 16)
+    if shaped:
+        return min(max(frame_bytes // (16 * 1024), 4), 16)
+    return 8 if sending else 4
 
 
 def socket_buffer_bytes(frame_bytes: int) -> int:
-    """Kernel buffer per direction: four frames, from 256 KiB to 2 MiB.
+    """Kernel buffer per direction: four frames, at least 256 KiB; -1, the system's own choice, above 256 KiB.
 
-    Below 2 MiB large frames lose throughput; above, a slow link would queue seconds of itself unseen.
+    A slow link must not queue seconds of itself unseen. For a fast one the system adapts further than an
+    application may ask it to.
     """
-    return min(max(4 * frame_bytes, 256 * 1024), 2 * 1024 * 1024)
+    return -1 if frame_bytes > 256 * 1024 else max(4 * frame_bytes, 256 * 1024)

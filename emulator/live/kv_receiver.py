@@ -10,7 +10,6 @@ is copied, and they live until release().
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import heapq
 import logging
@@ -32,8 +31,8 @@ from emulator.live.kv_frames import (
     FrameHeader,
     KvReceiverStats,
     Part,
-    high_water_frames,
     parse_header,
+    queued_messages,
     socket_buffer_bytes,
 )
 from emulator.live.timers import pause_until, sharpen_timers
@@ -42,8 +41,6 @@ _Drop = Literal["no_ticket", "beyond_reserved", "out_of_sequence", "malformed", 
 _IDLE_MS = 100
 _POLLABLE_S = 2e-3
 _JOIN_S = 5.0
-_GATHER_BYTES = 4 * 1024 * 1024
-_GATHER_S = 250e-6
 _NOBLOCK = int(zmq.NOBLOCK)
 
 _log = logging.getLogger(__name__)
@@ -116,13 +113,12 @@ class KvReceiver:
         self._transfers: dict[int, _Transfer] = {}
         self._held: list[_Held] = []
         self._order = 0
-        self._expected_bytes = 0
         self._drops: Counter[_Drop] = Counter()
         self._bytes = self._frames = self._completed = 0
         self._retained = self._peak_retained = self._unretained = 0
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
-            self._pull = _bind(self._context, bind, frame_bytes_for(ingress_bytes_per_s))
+            self._pull = _bind(self._context, bind, frame_bytes_for(ingress_bytes_per_s), self._shaped)
         except ConfigError:
             self._context.term()
             raise
@@ -219,48 +215,32 @@ class KvReceiver:
         try:
             if left_s == math.inf:
                 self._take_message(0)
-                if not self._shaped:
-                    self._take_burst()
-            elif left_s <= _POLLABLE_S or self._pull.poll(min(int((left_s - _POLLABLE_S) * 1e3), _IDLE_MS)):
+            elif left_s <= _POLLABLE_S or self._pull.poll(min(int((left_s - _POLLABLE_S) * 1e3) + 1, _IDLE_MS)):
                 self._take_message(_NOBLOCK)
         except zmq.Again:
             if left_s <= _POLLABLE_S:
                 pause_until(due_s, self._stop)
 
-    def _take_burst(self) -> None:
-        """Read what else is there; then, within a long transfer, let a few frames gather.
-
-        Being woken for each frame costs the interpreter its caches, which at full speed is a tenth of the
-        throughput.
-        """
-        with contextlib.suppress(zmq.Again):
-            for _ in range(16):
-                self._take_message(_NOBLOCK)
-        if self._expected_bytes > _GATHER_BYTES:
-            time.sleep(_GATHER_S)
-
     def _take_message(self, flags: int) -> None:
         """Read one message; raises zmq.Again if there is none (without NOBLOCK: for 100 ms)."""
-        first = self._recv(flags, False)
-        if not first.more:
-            self._drop("malformed")
-            return
-        frame = self._recv(0, False)
-        if frame.more:
-            while self._recv(0, False).more:
-                pass
-            self._drop("malformed")
-            return
+        recv = self._recv
+        first = frame = recv(flags, False)
+        frames: list[zmq.Frame] = []
+        nbytes = 0
+        while frame.more:
+            frame = recv(0, False)
+            frames.append(frame)
+            nbytes += len(frame)
         header = parse_header(first)
-        if header is None or header.nbytes != len(frame) or header.nbytes == 0:
+        if header is None or header.nbytes != nbytes or nbytes == 0:
             self._drop("malformed")
             return
         now_s = time.monotonic()
         if header.end_s > now_s:
             header = header._replace(start_s=min(header.start_s, now_s), end_s=now_s)
-        self._take_frame(header, frame, now_s)
+        self._take_frame(header, frames, now_s)
 
-    def _take_frame(self, header: FrameHeader, frame: zmq.Frame, now_s: float) -> None:
+    def _take_frame(self, header: FrameHeader, frames: list[zmq.Frame], now_s: float) -> None:
         """Reserve the card for a frame, dropped or not, and store, hold or deliver it."""
         due_s = header.end_s + self._delay_s
         if self._shaped:
@@ -268,12 +248,11 @@ class KvReceiver:
             due_s = max(due_s, self._gate_s)
         with self._lock:
             transfer = self._transfers.get(header.ticket)
-            reason = self._refusal(transfer, header, frame)
+            reason = self._refusal(transfer, header, frames)
             if reason is not None or transfer is None:
                 self._drops[reason or "no_ticket"] += 1
                 return
-            self._store(transfer, header, frame)
-            self._expected_bytes = transfer.nbytes - transfer.accepted
+            self._store(transfer, header, frames)
             if due_s > now_s:
                 self._order += 1
                 heapq.heappush(self._held, _Held(due_s, self._order, header, transfer))
@@ -286,27 +265,31 @@ class KvReceiver:
         with self._lock:
             self._drops[reason] += 1
 
-    def _refusal(self, transfer: _Transfer | None, header: FrameHeader, frame: zmq.Frame) -> _Drop | None:
+    def _refusal(self, transfer: _Transfer | None, header: FrameHeader, frames: list[zmq.Frame]) -> _Drop | None:
         if transfer is None:
             return "no_ticket"
         if header.offset + header.nbytes > transfer.nbytes:
             return "beyond_reserved"
         if header.offset != transfer.accepted or header.part - transfer.part not in (0, 1) or header.part < 0:
             return "out_of_sequence"
-        if self._verify and zlib.crc32(frame.buffer) != header.crc:
-            return "bad_checksum"
+        if self._verify:
+            crc = 0
+            for frame in frames:
+                crc = zlib.crc32(frame.buffer, crc)
+            if crc != header.crc:
+                return "bad_checksum"
         return None
 
-    def _store(self, transfer: _Transfer, header: FrameHeader, frame: zmq.Frame) -> None:
+    def _store(self, transfer: _Transfer, header: FrameHeader, frames: list[zmq.Frame]) -> None:
         nbytes = header.nbytes
         transfer.accepted += nbytes
         transfer.part = header.part
         self._bytes += nbytes
-        self._frames += 1
+        self._frames += len(frames)
         if self._retained + nbytes > self._host_memory_bytes:
             self._unretained += nbytes
             return
-        transfer.frames.append(frame)
+        transfer.frames += frames
         transfer.retained += nbytes
         self._retained += nbytes
         self._peak_retained = max(self._peak_retained, self._retained)
@@ -336,10 +319,10 @@ class KvReceiver:
             self._report(error)
 
 
-def _bind(context: zmq.Context[zmq.Socket[bytes]], address: str, frame_bytes: int) -> zmq.Socket[bytes]:
+def _bind(context: zmq.Context[zmq.Socket[bytes]], address: str, frame_bytes: int, shaped: bool) -> zmq.Socket[bytes]:
     pull = context.socket(zmq.PULL)
     pull.linger = 0
-    pull.rcvhwm = high_water_frames(frame_bytes)
+    pull.rcvhwm = queued_messages(frame_bytes, shaped=shaped, sending=False)
     pull.rcvbuf = socket_buffer_bytes(frame_bytes)
     pull.rcvtimeo = _IDLE_MS
     pull.maxmsgsize = MAX_FRAME_BYTES

@@ -24,7 +24,7 @@ import zmq
 
 from emulator.core.errors import ConfigError
 from emulator.core.pacing import MAX_FRAME_BYTES, Nic, frame_bytes_for
-from emulator.live.kv_frames import KvSenderStats, high_water_frames, pack_header, socket_buffer_bytes
+from emulator.live.kv_frames import FRAMES_PER_MESSAGE, KvSenderStats, pack_header, queued_messages, socket_buffer_bytes
 from emulator.live.timers import pause_until, sharpen_timers
 
 PAYLOAD_BYTES = 16 * 1024 * 1024
@@ -87,6 +87,7 @@ class KvSender:
             raise ValueError(f"frame_bytes must be from 1 to {MAX_FRAME_BYTES}, not {self.frame_bytes}")
         self._nic = Nic(egress_bytes_per_s)
         self._shaped = egress_bytes_per_s is not None
+        self._message_bytes = self.frame_bytes * (1 if self._shaped else FRAMES_PER_MESSAGE)
         self._verify = verify
         self._on_error = on_error
         self._fill_frames()
@@ -184,7 +185,7 @@ class KvSender:
             return known
         push = self._context.socket(zmq.PUSH)
         push.linger = 0
-        push.sndhwm = high_water_frames(self.frame_bytes)
+        push.sndhwm = queued_messages(self.frame_bytes, shaped=self._shaped, sending=True)
         push.sndbuf = socket_buffer_bytes(self.frame_bytes)
         push.immediate = True
         push.reconnect_ivl = 50
@@ -206,10 +207,8 @@ class KvSender:
     # --- the link's thread ---
 
     def _fill_frames(self) -> None:
-        frames = [
-            zmq.Frame(os.urandom(self.frame_bytes), copy=True) for _ in range(max(1, PAYLOAD_BYTES // self.frame_bytes))
-        ]
-        self._pool = [(frame, zlib.crc32(frame.buffer) if self._verify else 0) for frame in frames]
+        count = max(PAYLOAD_BYTES, 2 * self._message_bytes) // self.frame_bytes
+        self._pool = [zmq.Frame(os.urandom(self.frame_bytes), copy=True) for _ in range(count)]
         self._drawn = 0
 
     def _run(self) -> None:
@@ -284,7 +283,7 @@ class KvSender:
             if not destination.parts:
                 return
             part = destination.parts[0]
-            nbytes = min(self.frame_bytes, part.nbytes - part.sent)
+            nbytes = min(self._message_bytes, part.nbytes - part.sent)
             if not self._shaped:
                 now_s = time.monotonic()
                 self._push(destination, part, nbytes, now_s, now_s)
@@ -298,25 +297,39 @@ class KvSender:
             self._push(destination, part, nbytes, start_s, end_s)
 
     def _push(self, destination: _Destination, part: _Part, nbytes: int, start_s: float, end_s: float) -> None:
-        """Hand one frame to the socket and count it, or mark the destination as blocked."""
-        self._drawn += 1
-        frame, crc = self._pool[self._drawn % len(self._pool)]
-        body: zmq.Frame | memoryview = frame
-        if nbytes != self.frame_bytes:
-            body = frame.buffer[:nbytes]
-            crc = zlib.crc32(body) if self._verify else 0
+        """Hand one message to the socket and count it, or mark the destination as blocked."""
+        bodies, crc = self._draw(nbytes)
         sent = part.sent
         header = pack_header(part.ticket, part.offset + sent, part.number, start_s, end_s, nbytes, crc)
+        send = destination.send
         try:
-            destination.send(header, _NOBLOCK_MORE)
-            destination.send(body, _NOBLOCK)
+            send(header, _NOBLOCK_MORE)
+            for body in bodies[:-1]:
+                send(body, _NOBLOCK_MORE)
+            send(bodies[-1], _NOBLOCK)
         except zmq.Again:
             destination.blocked = True
             return
         part.sent = sent = sent + nbytes
         self._bytes += nbytes
-        self._frames += 1
+        self._frames += len(bodies)
         self._waiting_bytes -= nbytes
         if sent == part.nbytes:
             self._parts += 1
             destination.parts.popleft()
+
+    def _draw(self, nbytes: int) -> tuple[list[Any], int]:
+        """Random buffers of `nbytes` in all, the next ones in turn, and their checksum (0 without verify)."""
+        whole, rest = divmod(nbytes, self.frame_bytes)
+        first = self._drawn
+        if first + whole >= len(self._pool):
+            first = 0
+        self._drawn = first + whole
+        bodies: list[Any] = list(self._pool[first : first + whole])
+        if rest:
+            bodies.append(self._pool[first + whole].buffer[:rest])
+        crc = 0
+        if self._verify:
+            for body in bodies:
+                crc = zlib.crc32(memoryview(body), crc)
+        return bodies, crc

@@ -1,0 +1,44 @@
+"""What tests may need of the machine; with CI=true what CI is meant to have must be there."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+
+def _live_problem() -> str | None:
+    """Why processes on loopback cannot be run here, or None."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)):
+            pass
+        subprocess.run([sys.executable, "-c", ""], check=True, timeout=30)
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"no processes or sockets on loopback: {error}"
+    return None
+
+
+def _gpu_problem() -> str | None:
+    return "no CUDA device is used in these tests yet"
+
+
+_PROBLEMS = {"live": _live_problem, "gpu": _gpu_problem}
+_REQUIRED_IN_CI = {"live"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what cannot run here, unless this is CI and it has to."""
+    problems = {
+        name: problem() for name, problem in _PROBLEMS.items() if any(item.get_closest_marker(name) for item in items)
+    }
+    required = _REQUIRED_IN_CI if os.environ.get("CI") == "true" else set()
+    for item in items:
+        for name, problem in problems.items():
+            if problem is None or item.get_closest_marker(name) is None:
+                continue
+            if name in required:
+                raise pytest.UsageError(f"CI must be able to run tests marked {name!r}: {problem}")
+            item.add_marker(pytest.mark.skip(reason=problem))

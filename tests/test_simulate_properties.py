@@ -1,0 +1,169 @@
+"""Whole clusters under random loads: nothing is lost, shared, leaked or stuck, whatever is aborted or dies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from emulator.core.deploy import NodeSpec, RunSpec
+from emulator.core.lengths import LengthPair
+from emulator.core.messages import Abort, Tokens
+from emulator.core.records import Record
+from emulator.core.specs import Scale, UniformLength
+from emulator.core.workload import PlannedRequest, UserPlan
+from emulator.simulate import CLIENT, Simulated, Simulation
+from tests.builders import KV_BYTES_PER_TOKEN, load_plan, node_spec, run_spec, step_times
+
+DRAIN_S = 2_000.0
+
+
+def _examples(n: int) -> settings:
+    slow_to_draw = [HealthCheck.too_slow, HealthCheck.data_too_large]
+    return settings(max_examples=n, deadline=None, suppress_health_check=slow_to_draw)
+
+
+def _check(simulation: Simulation) -> None:
+    simulation.check_integrity()
+
+
+# --- what runs --------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def sizes(draw: st.DrawFn) -> tuple[int, int]:
+    """Prompt and output tokens; rarely none at all, or more than anything holds."""
+    prompt = draw(st.one_of(st.integers(1, 120), st.sampled_from([0, 1, 16, 500])))
+    return prompt, draw(st.integers(0, 20) if prompt % 7 == 0 else st.integers(1, 20))
+
+
+@st.composite
+def loads(draw: st.DrawFn) -> tuple[list[PlannedRequest], list[UserPlan]]:
+    """Bursts of requests on a grid of instants, so that many coincide, and users who wait for their last one."""
+    instants = draw(st.lists(st.integers(0, 40), min_size=0, max_size=14))
+    requests = []
+    for n, instant in enumerate(sorted(instants)):
+        prompt, output = draw(sizes())
+        requests.append(PlannedRequest(f"chat-{n:05d}", "chat", instant * 0.01, prompt, output))
+    lengths = LengthPair(UniformLength(low=1, high=90), UniformLength(low=1, high=12))
+    users = [
+        UserPlan("users", user, 0.01 * user, draw(st.sampled_from([0.0, 0.05])), lengths, seed=user)
+        for user in range(draw(st.integers(0 if requests else 1, 3)))
+    ]
+    return requests, users
+
+
+@st.composite
+def colocated_nodes(draw: st.DrawFn) -> list[NodeSpec]:
+    """One to three colocated nodes of one make."""
+    cost = step_times(prefill_ms_per_token=0.5, prefill_base_ms=1.0, decode_ms=10.0, decode_ms_per_sequence=0.5)
+    shape = node_spec(
+        cost=cost,
+        policy=draw(st.sampled_from(["chunked", "prefill_first"])),
+        max_num_batched_tokens=draw(st.integers(1, 200)),
+        max_num_seqs=draw(st.integers(1, 6)),
+        kv_blocks=draw(st.integers(8, 40)),
+        block_size=draw(st.sampled_from([1, 4, 16])),
+    )
+    return [msgspec.structs.replace(shape, name=f"colocated-{n}") for n in range(draw(st.integers(1, 3)))]
+
+
+@st.composite
+def disaggregated_nodes(draw: st.DrawFn) -> list[NodeSpec]:
+    """One to three prefill and one to three decode nodes; pools from far too small to roomy."""
+    cost = step_times(prefill_ms_per_token=0.5, prefill_base_ms=1.0, decode_ms=10.0, decode_ms_per_sequence=0.5)
+    block_size = draw(st.sampled_from([1, 4, 16]))
+    shapes = {}
+    for role in ("prefill", "decode"):
+        shapes[role] = node_spec(
+            role="prefill" if role == "prefill" else "decode",
+            cost=cost,
+            max_num_batched_tokens=draw(st.integers(1, 200)),
+            max_num_seqs=draw(st.integers(1, 6)),
+            kv_blocks=draw(st.integers(8, 40)),
+            block_size=block_size,
+            num_reserved_decode_tokens=draw(st.sampled_from([0, 4, 512])),
+            overlap=draw(st.sampled_from(["none", "chunk"])),
+        )
+    return [
+        msgspec.structs.replace(shape, name=f"{role}-{n}")
+        for role, shape in shapes.items()
+        for n in range(draw(st.integers(1, 3)))
+    ]
+
+
+@st.composite
+def runs(draw: st.DrawFn, nodes: st.SearchStrategy[list[NodeSpec]] | None = None) -> RunSpec:
+    """A cluster under a load, with a drain long enough to serve everything one by one."""
+    requests, users = draw(loads())
+    return run_spec(
+        draw(nodes or st.one_of(colocated_nodes(), disaggregated_nodes())),
+        load_plan(requests, users=users, duration_s=0.5, drain_s=DRAIN_S),
+        payload_bytes_per_s=draw(st.sampled_from([1e5, 1e7, 1e10])),
+        delay_s=draw(st.sampled_from([0.0, 0.003])),
+        routing=draw(st.sampled_from(["least_loaded", "round_robin"])),
+        scale=Scale(time=draw(st.sampled_from([1.0, 3.0])), bytes=draw(st.sampled_from([1.0, 7.0]))),
+    )
+
+
+# --- what is checked --------------------------------------------------------------------------------------------
+
+
+def _assert_nothing_is_held(simulation: Simulation, *, lost: Sequence[str] = ()) -> None:
+    assert simulation.router.live_requests == 0, "the router still has requests"
+    for name, node in simulation.nodes.items():
+        if name in lost:
+            continue
+        engine = node.engine
+        assert engine.pool.used_blocks == 0, f"{name} still holds blocks"
+        assert not len(engine.outgoing), f"{name} still holds KV to send"
+        assert not engine.incoming.request_ids(), f"{name} still waits for KV"
+        assert not [*engine.scheduler.running, *engine.scheduler.waiting, *engine.scheduler.arrived]
+        assert not node.expected, f"{name} expects KV that nobody wants"
+        assert not node.received, f"{name} keeps KV that nobody wants"
+
+
+def _assert_ended_once(record: Record) -> None:
+    """Completed with exactly its tokens, in order; or failed with a reason."""
+    times = record.times()
+    assert len(times) == record.output_tokens
+    assert all(times[1:] >= times[:-1])
+    if record.outcome == "completed":
+        assert record.output_tokens == record.max_tokens, f"{record.request_id} lost or gained a token"
+        assert record.finish_s == times[-1]
+    else:
+        assert record.outcome == "failed"
+        assert record.reason
+
+
+def _assert_budgets_kept(run: RunSpec, simulated: Simulated) -> None:
+    nodes = {node.name: node for node in run.nodes}
+    longest = max((r.prompt_tokens + r.max_tokens for r in simulated.records), default=0)
+    for step in simulated.steps:
+        node = nodes[step.node]
+        assert 1 <= step.requests <= node.max_num_seqs
+        if node.policy == "prefill_first":
+            assert step.kind != "mixed"
+            assert step.prefill_tokens <= max(node.max_num_batched_tokens, longest)
+        else:
+            assert step.prefill_tokens + step.decode_batch <= node.max_num_batched_tokens
+
+
+@_examples(1500)
+@given(runs())
+def test_every_request_ends_exactly_once_and_leaves_nothing_behind(run: RunSpec) -> None:
+    simulation = Simulation(run, after_event=_check)
+    simulated = simulation.run()
+    _assert_nothing_is_held(simulation)
+    _assert_budgets_kept(run, simulated)
+    assert simulation.recorder.strays == 0
+    ids = [record.request_id for record in simulated.records]
+    assert len(set(ids)) == len(ids) >= len(run.load.open)
+    for record in simulated.records:
+        _assert_ended_once(record)
+        moved = record.prompt_tokens * KV_BYTES_PER_TOKEN if run.router.disaggregated else 0
+        assert record.kv_bytes == (moved if record.outcome == "completed" else 0)
