@@ -135,6 +135,7 @@ class Simulation:
         self.recorder.cut(self.now_s)
         for request_id in list(self.generator.outstanding):
             self._to_router(CLIENT, Abort(request_id))
+        self._advance_to(self.now_s)
 
     def _tick(self) -> None:
         for node in self.nodes.values():
@@ -198,6 +199,7 @@ class Simulation:
                 case CloseTicket(ticket=ticket):
                     node.expected.pop(ticket, None)
                     node.received.pop(ticket, None)
+                    node.first_byte_s.pop(ticket, None)
 
     def _step_done(self, node: SimulatedNode) -> None:
         self._apply(node, node.engine.step_done(self.now_s))

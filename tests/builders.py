@@ -111,9 +111,7 @@ def run_spec(
         topology="by-hand",
         deployment="disaggregated" if disaggregated else "colocated",
         nodes=tuple(nodes),
-        router=RouterSpec(
-            disaggregated=disaggregated, routing=routing, node_lost_s=node_lost_s, request_s=request_s
-        ),
+        router=RouterSpec(disaggregated=disaggregated, routing=routing, node_lost_s=node_lost_s, request_s=request_s),
         link=LinkSpec(bandwidth_bps=bits, payload_bps=bits, delay_s=delay_s) if disaggregated else None,
         load=load,
         slo=Slo(),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection
 from functools import partial
 
 import msgspec
@@ -12,11 +11,11 @@ from hypothesis import strategies as st
 
 from emulator.core.deploy import NodeSpec, RunSpec
 from emulator.core.lengths import LengthPair
-from emulator.core.messages import Abort, Tokens
-from emulator.core.records import Record
+from emulator.core.messages import Abort
+from emulator.core.records import Record, write_rows
 from emulator.core.specs import Scale, UniformLength
 from emulator.core.workload import PlannedRequest, UserPlan
-from emulator.simulate import CLIENT, Simulated, Simulation
+from emulator.simulate import CLIENT, Simulated, Simulation, simulate
 from tests.builders import KV_BYTES_PER_TOKEN, load_plan, node_spec, run_spec, step_times
 
 DRAIN_S = 2_000.0
@@ -25,10 +24,6 @@ DRAIN_S = 2_000.0
 def _examples(n: int) -> settings:
     slow_to_draw = [HealthCheck.too_slow, HealthCheck.data_too_large]
     return settings(max_examples=n, deadline=None, suppress_health_check=slow_to_draw)
-
-
-def _check(simulation: Simulation) -> None:
-    simulation.check_integrity()
 
 
 # --- what runs --------------------------------------------------------------------------------------------------
@@ -96,12 +91,15 @@ def disaggregated_nodes(draw: st.DrawFn) -> list[NodeSpec]:
     ]
 
 
+ANY_NODES = st.one_of(colocated_nodes(), disaggregated_nodes())
+
+
 @st.composite
-def runs(draw: st.DrawFn, nodes: st.SearchStrategy[list[NodeSpec]] | None = None) -> RunSpec:
+def runs(draw: st.DrawFn, nodes: st.SearchStrategy[list[NodeSpec]] = ANY_NODES) -> RunSpec:
     """A cluster under a load, with a drain long enough to serve everything one by one."""
     requests, users = draw(loads())
     return run_spec(
-        draw(nodes or st.one_of(colocated_nodes(), disaggregated_nodes())),
+        draw(nodes),
         load_plan(requests, users=users, duration_s=0.5, drain_s=DRAIN_S),
         payload_bytes_per_s=draw(st.sampled_from([1e5, 1e7, 1e10])),
         delay_s=draw(st.sampled_from([0.0, 0.003])),
@@ -113,7 +111,7 @@ def runs(draw: st.DrawFn, nodes: st.SearchStrategy[list[NodeSpec]] | None = None
 # --- what is checked --------------------------------------------------------------------------------------------
 
 
-def _assert_nothing_is_held(simulation: Simulation, *, lost: Sequence[str] = ()) -> None:
+def _assert_nothing_is_held(simulation: Simulation, *, lost: Collection[str] = ()) -> None:
     assert simulation.router.live_requests == 0, "the router still has requests"
     for name, node in simulation.nodes.items():
         if name in lost:
@@ -153,10 +151,24 @@ def _assert_budgets_kept(run: RunSpec, simulated: Simulated) -> None:
             assert step.prefill_tokens + step.decode_batch <= node.max_num_batched_tokens
 
 
-@_examples(1500)
+def _refusal(run: RunSpec, prompt_tokens: int, max_tokens: int) -> bool:
+    """Whether some node of the way can never serve these lengths."""
+    if min(prompt_tokens, max_tokens) < 1:
+        return True
+    for node in run.nodes:
+        here = prompt_tokens + (0 if node.role == "prefill" else max_tokens)
+        if -(-here // node.block_size) > node.kv_blocks:
+            return True
+    return False
+
+
+# --- properties -------------------------------------------------------------------------------------------------
+
+
+@_examples(250)
 @given(runs())
 def test_every_request_ends_exactly_once_and_leaves_nothing_behind(run: RunSpec) -> None:
-    simulation = Simulation(run, after_event=_check)
+    simulation = Simulation(run, after_event=Simulation.check_integrity)
     simulated = simulation.run()
     _assert_nothing_is_held(simulation)
     _assert_budgets_kept(run, simulated)
@@ -165,5 +177,90 @@ def test_every_request_ends_exactly_once_and_leaves_nothing_behind(run: RunSpec)
     assert len(set(ids)) == len(ids) >= len(run.load.open)
     for record in simulated.records:
         _assert_ended_once(record)
-        moved = record.prompt_tokens * KV_BYTES_PER_TOKEN if run.router.disaggregated else 0
-        assert record.kv_bytes == (moved if record.outcome == "completed" else 0)
+        refused = _refusal(run, record.prompt_tokens, record.max_tokens)
+        assert (record.outcome == "failed") is refused, record.reason
+        moved = record.prompt_tokens * KV_BYTES_PER_TOKEN if run.router.disaggregated and not refused else 0
+        assert record.kv_bytes == moved
+
+
+@_examples(40)
+@given(runs())
+def test_the_same_run_is_the_same_to_the_last_bit_whatever_its_scale(run: RunSpec) -> None:
+    first, second = simulate(run), simulate(msgspec.structs.replace(run, scale=Scale()))
+    assert write_rows(first.records) == write_rows(second.records)
+    assert write_rows(first.steps) == write_rows(second.steps)
+    assert first.preemptions == second.preemptions
+
+
+@_examples(60)
+@given(runs(disaggregated_nodes()))
+def test_a_prefill_node_never_computes_a_prompt_token_twice(run: RunSpec) -> None:
+    """So KV that has left already is never computed again, whatever is held there."""
+    simulation = Simulation(run)
+    simulated = simulation.run()
+    prefills = [node.engine for node in simulation.nodes.values() if node.engine.node.role == "prefill"]
+    assert sum(engine.scheduler.num_preemptions for engine in prefills) == 0
+    by_decode = {node.name for node in run.nodes if node.role == "decode"}
+    computed = sum(step.prefill_tokens for step in simulated.steps if step.node not in by_decode)
+    refused = sum(r.prompt_tokens for r in simulated.records if r.outcome == "failed")
+    completed = sum(r.prompt_tokens for r in simulated.records if r.outcome == "completed")
+    assert completed <= computed <= completed + refused
+
+
+def _abort(simulation: Simulation, choice: int) -> None:
+    """The client gives up one of its outstanding requests."""
+    outstanding = list(simulation.generator.outstanding)
+    if outstanding:
+        simulation._to_router(CLIENT, Abort(outstanding[choice % len(outstanding)]))
+
+
+def _lose(simulation: Simulation, choice: int, dies: bool) -> None:
+    """The router loses a node; either it dies, or it goes on without being listened to."""
+    names = list(simulation.nodes)
+    if names:
+        name = names[choice % len(names)]
+        if dies:
+            del simulation.nodes[name]
+        simulation._route(simulation.router.lost(name))
+
+
+INSTANTS = st.integers(0, 800).map(lambda n: n * 0.001)
+
+
+@_examples(150)
+@given(runs(), st.lists(st.tuples(INSTANTS, st.integers(0, 20)), min_size=1, max_size=8))
+def test_aborts_at_any_instant_leave_nothing_behind(run: RunSpec, aborts: list[tuple[float, int]]) -> None:
+    simulation = Simulation(run, after_event=Simulation.check_integrity)
+    for at_s, choice in aborts:
+        simulation._at(at_s, partial(_abort, simulation, choice))
+    simulated = simulation.run()
+    _assert_nothing_is_held(simulation)
+    assert simulation.recorder.strays == 0
+    for record in simulated.records:
+        _assert_ended_once(record)
+        if record.outcome == "failed" and record.reason != "aborted":
+            assert _refusal(run, record.prompt_tokens, record.max_tokens)
+
+
+@_examples(200)
+@given(
+    runs(),
+    st.lists(st.tuples(INSTANTS, st.integers(0, 5), st.booleans()), min_size=1, max_size=4),
+    st.lists(st.tuples(INSTANTS, st.integers(0, 20)), max_size=3),
+)
+def test_lost_nodes_cost_a_retry_or_a_failure_with_its_reason_and_survivors_nothing(
+    run: RunSpec, losses: list[tuple[float, int, bool]], aborts: list[tuple[float, int]]
+) -> None:
+    simulation = Simulation(run, after_event=Simulation.check_integrity)
+    for at_s, choice, dies in losses:
+        simulation._at(at_s, partial(_lose, simulation, choice, dies))
+    for at_s, choice in aborts:
+        simulation._at(at_s, partial(_abort, simulation, choice))
+    simulated = simulation.run()
+    _assert_nothing_is_held(simulation, lost=simulation.nodes.keys() - simulation.router._nodes.keys())
+    assert simulation.recorder.strays == 0
+    for record in simulated.records:
+        _assert_ended_once(record)
+        if record.outcome == "failed":
+            known = ("was lost", "node is left", "aborted", "need KV for", "must be at least 1")
+            assert any(words in record.reason for words in known), record.reason

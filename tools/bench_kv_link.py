@@ -167,30 +167,30 @@ def iperf3(nbytes: int) -> Run:
     return Run(received["bits_per_second"] / 1e9, cpu_s / (received["bytes"] / GIB), None)
 
 
-def fastest(kind: str, field: str, values: Sequence[int], plan: Plan, rounds: int) -> Plan:
-    """The plan with that value of a field at which a kind is fastest here."""
-    speeds: dict[int, list[float]] = {value: [] for value in values}
+def fastest(kind: str, plans: dict[str, Plan], rounds: int) -> Plan:
+    """The one of the named plans with which a kind is fastest here."""
+    speeds: dict[str, list[float]] = {name: [] for name in plans}
     for _ in range(rounds):
-        for value, found in speeds.items():
-            found.append(stream(kind, replace(plan, **{field: value})).gbps)
-    for value, found in speeds.items():
-        print(f"{kind}, {field} {value // 1024:5d} KiB: {statistics.median(found):6.2f} Gbps")
-    best = max(speeds, key=lambda value: statistics.median(speeds[value]))
-    return replace(plan, **{field: best})
+        for name, plan in plans.items():
+            speeds[name].append(stream(kind, plan).gbps)
+    for name, found in speeds.items():
+        print(f"{kind}, {name}: {statistics.median(found):.1f} Gbps", flush=True)
+    return plans[max(speeds, key=lambda name: statistics.median(speeds[name]))]
 
 
 def kinds_of(plan: Plan, rounds: int) -> dict[str, Callable[[], Run]]:
     """What takes turns: the link and a bare pair, both storing and dropping what arrives, sockets, iperf3."""
     short = replace(plan, total=min(plan.total, GIB))
-    frame = fastest("zmq", "frame", ZMQ_FRAMES, replace(short, store=False), rounds).frame
-    buffer = fastest("sockets", "buffer", SOCKET_BUFFERS, short, rounds).buffer
-    bare = replace(plan, frame=frame)
+    frames = {f"{size // 1024} KiB frames": replace(short, frame=size, store=False) for size in ZMQ_FRAMES}
+    buffers = {f"{size // MIB} MiB kernel buffers": replace(short, buffer=size) for size in SOCKET_BUFFERS}
+    bare = replace(plan, frame=fastest("zmq", frames, rounds).frame)
+    tuned = replace(plan, buffer=fastest("sockets", buffers, rounds).buffer)
     kinds: dict[str, Callable[[], Run]] = {
         LINK: lambda: stream("link", plan),
         ZMQ: lambda: stream("zmq", bare),
         LINK_DROPPING: lambda: stream("link", replace(plan, store=False)),
         ZMQ_DROPPING: lambda: stream("zmq", replace(bare, store=False)),
-        SOCKETS: lambda: stream("sockets", replace(plan, buffer=buffer)),
+        SOCKETS: lambda: stream("sockets", tuned),
     }
     if shutil.which("iperf3"):
         kinds["iperf3"] = lambda: iperf3(plan.total)
@@ -253,7 +253,8 @@ def paced(rounds: int) -> tuple[str, list[str]]:
         (1e9, 2, MAX_SHARE_ERROR),
     ):
         total = PACED_BYTES // senders
-        plan = Plan(total=total, warm=MIB, frame=0, ticket=total, rate=rate_bps / 8, senders=senders)
+        warm = min(total, int(rate_bps / 8 / senders))  # a second of it, or as much memory as is then needed
+        plan = Plan(total=total, warm=warm, frame=0, ticket=total, rate=rate_bps / 8, senders=senders)
         errors = [_rate_error(plan) for _ in range(rounds)]
         error = statistics.median(errors)
         label = f"{rate_bps / 1e9:g} Gbps, {senders} sender{'s' * (senders > 1)}"

@@ -209,7 +209,7 @@ def _check_stated_lengths(topology: Topology, runs: list[RunSpec]) -> None:
                 if stated.total_tokens > node.max_model_len:
                     raise ConfigError(f"{where} exceed the context of {run.model}, {node.max_model_len} tokens")
                 room = node.kv_blocks * node.block_size
-                if stated.total_tokens > room:
+                if (stated.prompt_tokens if node.role == "prefill" else stated.total_tokens) > room:
                     raise CapacityError(
                         f"{where} do not fit the KV memory of {run.deployment}'s {node.name}, {room} tokens; "
                         "use shorter prompts, a larger GPU or more tensor parallelism"

@@ -37,12 +37,17 @@ from emulator.core.scheduler import Scheduler, SchedulerConfig, Sequence, Status
 
 @dataclass(slots=True)
 class Life:
-    """A sequence with the instants of its prefill on this node, model seconds."""
+    """A sequence with the instants of its prefill on this node, model seconds; none where its KV was received."""
 
     sequence: Sequence
     queued_s: float | None = None
     prefill_start_s: float | None = None
     prefill_end_s: float | None = None
+
+    @property
+    def prefills_here(self) -> bool:
+        """Whether its prompt was queued here; recomputing a prompt whose KV was received is not its prefill."""
+        return self.queued_s is not None
 
     def times(self) -> RequestTimes:
         """What this node can say of the request's life so far."""
@@ -132,14 +137,18 @@ class Engine:
         return effects + self._advance(now_s)
 
     def tick(self, now_s: float) -> list[Effect]:
-        """Once a second: tell the load; give everything up when the router has been silent for a lease."""
+        """Once a second: tell the load; give everything up when the router has been silent for a lease.
+
+        The router answers every heartbeat of a node that it knows, so only a lost one falls silent.
+        """
+        effects: list[Effect] = []
         if now_s - self._heard_s > self.node.kv_lease_s:
-            effects: list[Effect] = []
+            reason = f"{self.node.name} gave it up: the router was silent for {self.node.kv_lease_s:g} s"
             for request_id in [*self._lives, *self.incoming.request_ids()]:
                 effects += self._drop(request_id)
-            return effects
+                effects.append(Reply(Rejected(request_id, reason)))
         waiting = len(self.scheduler.waiting) + self.incoming.waiting
-        return [Reply(Heartbeat(self.pool.free_blocks, len(self.scheduler.running), waiting))]
+        return [*effects, Reply(Heartbeat(self.pool.free_blocks, len(self.scheduler.running), waiting))]
 
     # --- decisions --------------------------------------------------------------------------------------------
 
@@ -184,7 +193,7 @@ class Engine:
 
     def _prefilled(self, sequence: Sequence, now_s: float) -> list[Effect]:
         life = self._lives[sequence.request_id]
-        if life.prefill_end_s is None:
+        if life.prefill_end_s is None and life.prefills_here:
             life.prefill_end_s = now_s
         if not sequence.hand_over:
             return []
@@ -216,12 +225,14 @@ class Engine:
         return effects
 
     def _advance(self, now_s: float) -> list[Effect]:
-        """Give memory to whom it is due and keep the device busy."""
-        effects: list[Effect] = []
+        """Keep the device busy; memory that running and preempted sequences do not need goes to KV yet to come."""
+        effects = self._start_step(now_s) if self._running is None else []
         if not self.scheduler.preempted_waiting:
             effects += self.incoming.grant()
-        if self._running is not None:
-            return effects
+        return effects
+
+    def _start_step(self, now_s: float) -> list[Effect]:
+        effects: list[Effect] = []
         step = self.scheduler.next_step()
         for victim in self.scheduler.preempted:
             effects += self.incoming.forget(victim.request_id)
@@ -229,7 +240,7 @@ class Engine:
             return effects
         for sequence, _ in step.chunks:
             life = self._lives[sequence.request_id]
-            if life.prefill_start_s is None:
+            if life.prefill_start_s is None and life.prefills_here:
                 life.prefill_start_s = now_s
         shape = step.shape()
         planned_s = self.node.cost.step_s(shape)

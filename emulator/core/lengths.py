@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emulator.core import specs
-from emulator.core.errors import ConfigError
 
 JointName = Literal["azure-conv-like"]
 
@@ -48,22 +47,16 @@ AZURE_CONV_OUTPUT = PublishedQuantiles(minimum=7, p50=129, mean=211, p90=424, p9
 
 
 def stream_lengths(stream: specs.Stream) -> Lengths:
-    """The lengths that a stream draws; raises ConfigError for bounds that exclude each other."""
+    """The lengths that a stream draws."""
     if stream.lengths is not None:
         return stream.lengths
     assert stream.prompt_tokens is not None, f"stream {stream.name} has no lengths of its own"
     assert stream.output_tokens is not None, f"stream {stream.name} has no lengths of its own"
-    return LengthPair(_as_length(stream, stream.prompt_tokens), _as_length(stream, stream.output_tokens))
+    return LengthPair(_as_length(stream.prompt_tokens), _as_length(stream.output_tokens))
 
 
-def _as_length(stream: specs.Stream, length: int | specs.Length) -> specs.Length:
-    if isinstance(length, int):
-        return specs.FixedLength(tokens=length)
-    if isinstance(length, specs.LognormalLength) and length.low > length.high:
-        raise ConfigError(
-            f"stream {stream.name}: lognormal low {length.low} is above high {length.high}: give low ≤ high"
-        )
-    return length
+def _as_length(length: int | specs.Length) -> specs.Length:
+    return specs.FixedLength(tokens=length) if isinstance(length, int) else length
 
 
 class LengthSource:

@@ -131,7 +131,7 @@ class KvReceived(Message, frozen=True):
     times: RequestTimes
 
 
-class TokenCount(msgspec.Struct, frozen=True, array_like=True):
+class TokenCount(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """`n` new tokens of a request."""
 
     request_id: str
@@ -154,7 +154,7 @@ class StepTokens(Message, frozen=True):
 
 
 class Rejected(Message, frozen=True):
-    """The node can never serve this request."""
+    """The node can never serve this request, or has given it up."""
 
     request_id: str
     reason: str
@@ -192,7 +192,7 @@ class Finished(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """The router knows this peer."""
+    """The router knows this peer: its answer to Hello, and to every Heartbeat, which keeps a node's leases alive."""
 
 
 class Begin(Message, frozen=True):

@@ -33,6 +33,7 @@ from emulator.core.messages import (
     TokenCount,
     Tokens,
     ToRouter,
+    Welcome,
 )
 from emulator.core.records import RequestTimes
 from emulator.core.specs import Role
@@ -91,6 +92,9 @@ class Router:
         self._requests: dict[str, Request] = {}
         self._attempts: dict[str, Request] = {}
         self._turn: dict[Role, int] = {}
+        self._ended: set[str] = set()
+        self._ended_before: set[str] = set()
+        self._swept_s = 0.0
         self.ignored = 0
 
     @property
@@ -138,6 +142,8 @@ class Router:
         for request in list(self._requests.values()):
             if now_s - request.submitted_s > self._spec.request_s:
                 sends += self._end(request, "error", f"not finished within {self._spec.request_s:g} s")
+        if now_s - self._swept_s >= self._spec.node_lost_s:
+            self._ended_before, self._ended, self._swept_s = self._ended, set(), now_s
         return sends
 
     # --- clients ----------------------------------------------------------------------------------------------
@@ -145,8 +151,8 @@ class Router:
     def _from_client(self, client: str, message: ToRouter, now_s: float) -> list[Send]:
         match message:
             case Submit(request_id=request_id):
-                if request_id in self._requests:
-                    return [Send(client, Finished(request_id, "error", "this request id is in use"))]
+                if refusal := self._id_refusal(request_id):
+                    return [Send(client, Finished(request_id, "error", refusal))]
                 request = Request(request_id, client, message.prompt_tokens, message.max_tokens, now_s)
                 self._requests[request_id] = request
                 return self._dispatch(request)
@@ -157,6 +163,16 @@ class Router:
                 return []
         self.ignored += 1
         return []
+
+    def _id_refusal(self, request_id: str) -> str:
+        """Why a request may not have this id: what nodes still say of another would be taken for it."""
+        if "~" in request_id:
+            return "a request id must not contain ~"
+        if request_id in self._requests:
+            return "this request id is in use"
+        if request_id in self._ended or request_id in self._ended_before:
+            return "this request id was in use until just now"
+        return ""
 
     def _dispatch(self, request: Request) -> list[Send]:
         retry = f"~{request.attempt}" if request.attempt else ""
@@ -210,7 +226,7 @@ class Router:
                     return []
                 return self._progress(request, message)
             case Heartbeat():
-                return []
+                return [Send(node.name, Welcome())]
         self.ignored += 1
         return []
 
@@ -270,6 +286,7 @@ class Router:
     def _end(self, request: Request, reason: FinishReason, detail: str, *, tell_client: bool = True) -> list[Send]:
         sends = self._leave(request)
         self._requests.pop(request.request_id, None)
+        self._ended.add(request.request_id)
         if not tell_client:
             return sends
         finished = Finished(

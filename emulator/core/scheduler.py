@@ -150,9 +150,12 @@ class Scheduler:
         Afterwards `preempted` lists the sequences that lost their blocks for it.
         """
         self.preempted.clear()
-        if self.config.policy == "prefill_first":
-            return self._prefill_step() or self._running_step(admit=False)
-        return self._running_step(admit=True)
+        while True:
+            preempted = len(self.preempted)
+            step = self._plan()
+            # Where the last running sequence has just given its blocks up, others may be able to use them.
+            if step is not None or len(self.preempted) == preempted:
+                return step
 
     def complete(self, step: Step) -> StepResult:
         """Apply a finished step; sequences that were removed meanwhile are left out."""
@@ -176,6 +179,11 @@ class Scheduler:
         return StepResult(tuple(tokens), tuple(prefilled))
 
     # --- planning ---------------------------------------------------------------------------------------------
+
+    def _plan(self) -> Step | None:
+        if self.config.policy == "prefill_first":
+            return self._prefill_step() or self._running_step(admit=False)
+        return self._running_step(admit=True)
 
     def _prefill_step(self) -> Step | None:
         """Whole prompts up to the budget (one prompt larger than the budget goes alone); None when none fits."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
+from collections.abc import Iterable
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -21,6 +23,8 @@ _MISSING = re.compile(r"missing required field `(?P<key>[^`]*)`")
 
 def convert(data: object, kind: type[T], where: str) -> T:
     """Convert builtins to `kind`; raises ConfigError naming `where` (a file), the key and what is allowed."""
+    if found := _not_finite(data).removeprefix("."):
+        raise ConfigError(f"{where}: {found}: a number must be finite")
     try:
         return msgspec.convert(data, kind, dec_hook=_parse_quantity)
     except msgspec.ValidationError as error:
@@ -30,6 +34,18 @@ def convert(data: object, kind: type[T], where: str) -> T:
 def to_builtins(value: object) -> Any:
     """The inverse of `convert`: only dicts, lists, strings, numbers."""
     return msgspec.to_builtins(value, enc_hook=_write_quantity)
+
+
+def _not_finite(data: object) -> str:
+    """The path and value of a number that is infinite or not one (TOML has both), or nothing."""
+    if isinstance(data, float) and not math.isfinite(data):
+        return f" = {data}"
+    steps: Iterable[tuple[object, object]] = ()
+    if isinstance(data, dict):
+        steps = ((f".{key}", value) for key, value in data.items())
+    elif isinstance(data, list):
+        steps = ((f"[{index}]", value) for index, value in enumerate(data))
+    return next((f"{step}{below}" for step, value in steps if (below := _not_finite(value))), "")
 
 
 def _parse_quantity(kind: type, value: object) -> object:

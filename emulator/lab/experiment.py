@@ -28,7 +28,7 @@ from emulator.simulate import simulate
 LAUNCHER = "local"
 SHAPING = "paced"
 # What a simulation foresees of the KV that decode nodes keep is exceeded by at most this factor.
-RETAINED_MARGIN = 1.5
+RETAINED_MARGIN = 1.25
 
 OnProgress = Callable[[RunSpec, Underway], None]
 OnResult = Callable[[RunSpec, RunResult], None]
@@ -41,6 +41,7 @@ class Experiment:
     topology: Topology
     runs: tuple[RunSpec, ...]
     host_memory_bytes: int
+    expected_kv_bytes: tuple[int, ...]
     folder: Path
 
 
@@ -64,34 +65,37 @@ def prepare(
             {run.deployment: run.gpus for run in runs if run.link is not None},
             {run.deployment: run.gpus for run in runs if run.link is None},
         )
-    host_memory_bytes = runs[0].host_memory_bytes or psutil.virtual_memory().available // 2
-    for run in runs:
-        _check_host_memory(run, host_memory_bytes)
-    return Experiment(topology, runs, host_memory_bytes, new_folder(out, topology.name))
+    granted = runs[0].host_memory_bytes or psutil.virtual_memory().available // 2
+    expected = tuple(_expected_kv_bytes(run, granted) for run in runs)
+    return Experiment(topology, runs, granted, expected, new_folder(out, topology.name))
 
 
-def _check_host_memory(run: RunSpec, host_memory_bytes: int) -> None:
-    """KV that decode nodes hold is real memory here: refuse before the run what would not fit during it."""
+def _expected_kv_bytes(run: RunSpec, granted: int) -> int:
+    """Bytes of KV that a decode node will hold at most, as a simulation foresees; they are real memory here.
+
+    Refuses before the run what all decode nodes together would not be `granted` during it.
+    """
     if run.link is None:
-        return
-    per_token = run.nodes[0].kv_bytes_per_token / run.scale.bytes
-    if not run.load.users and sum(r.prompt_tokens for r in run.load.open) * per_token <= host_memory_bytes:
-        return
-    peak = simulate(run).peak_retained_bytes / run.scale.bytes * RETAINED_MARGIN
-    if peak > host_memory_bytes:
-        scale = math.ceil(run.scale.bytes * peak / host_memory_bytes)
+        return 0
+    expected = simulate(run).peak_retained_bytes / run.scale.bytes * RETAINED_MARGIN
+    holders = sum(node.role == "decode" for node in run.nodes)
+    if expected * holders > granted:
+        scale = math.ceil(run.scale.bytes * expected * holders / granted)
         raise CapacityError(
-            f"{run.topology}, {run.label}: up to {peak / 1e9:.1f} GB of KV would be held on this machine at a time, "
-            f"{host_memory_bytes / 1e9:.1f} GB are granted; set scale.bytes = {scale}, or raise host_memory"
+            f"{run.topology}, {run.label}: up to {expected * holders / 1e9:.1f} GB of KV would be held on this machine "
+            f"at a time, {granted / 1e9:.1f} GB are granted; set scale.bytes = {scale}, or raise host_memory"
         )
+    return int(expected)
 
 
 async def perform(experiment: Experiment, on_progress: OnProgress, on_result: OnResult) -> list[RunResult]:
     """Run everything in order; each run's folder is complete when its result is told."""
     results: list[RunResult] = []
-    for run in experiment.runs:
+    for run, expected in zip(experiment.runs, experiment.expected_kv_bytes, strict=True):
         folder = RunFolder(experiment.folder, run, experiment.topology, launcher=LAUNCHER, shaping=_shaping(run))
-        launcher = LocalLauncher(run, folder.logs, experiment.host_memory_bytes, partial(on_progress, run))
+        holders = sum(node.role == "decode" for node in run.nodes)
+        granted = experiment.host_memory_bytes // max(1, holders)
+        launcher = LocalLauncher(run, folder.logs, granted, expected, partial(on_progress, run))
         try:
             live = await launcher.launch()
         except BaseException:

@@ -29,7 +29,7 @@ from emulator.live.node import NodeReport
 from emulator.live.router import RouterReport
 from emulator.live.status import BEGIN_LINE, Assignment, Done, Failed, Ready, Status, Underway
 
-READY_S = 30.0
+READY_S = 60.0
 FINISH_S = 15.0
 STOP_S = 3.0
 _LINE_BYTES = 1 << 20
@@ -63,11 +63,15 @@ class Child:
 
 @dataclass(slots=True)
 class LocalLauncher:
-    """Runs one `RunSpec` with its files in `folder`; `on_progress` is told how far the client is."""
+    """Runs one `RunSpec` with its files in `folder`; `on_progress` is told how far the client is.
+
+    Each decode node may keep `host_memory_bytes` of KV and is expected to keep `expected_kv_bytes`.
+    """
 
     run: RunSpec
     folder: Path
     host_memory_bytes: int
+    expected_kv_bytes: int
     on_progress: Callable[[Underway], None]
     children: list[Child] = field(default_factory=list)
 
@@ -136,6 +140,7 @@ class LocalLauncher:
             report=str(report),
             router_endpoint=endpoint,
             host_memory_bytes=self.host_memory_bytes,
+            expected_kv_bytes=self.expected_kv_bytes,
         )
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(task) + b"\n")

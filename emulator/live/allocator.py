@@ -16,8 +16,9 @@ from types import MappingProxyType
 NODE_ALLOCATOR_ENV: Mapping[str, str] = MappingProxyType(
     {
         "MALLOC_MMAP_THRESHOLD_": str(32 << 20),  # the most that every glibc accepts
-        "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
-        "MALLOC_TOP_PAD_": str(64 << 20),  # a thread's heap is 64 MiB: with less, empty ones are unmapped
+        "MALLOC_TRIM_THRESHOLD_": str(1 << 40),  # never: what was warmed must stay
+        "MALLOC_ARENA_MAX": "1",  # one heap for all threads, so that one thread can warm what another will use
+        "MALLOC_TOP_PAD_": str(64 << 20),
         "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
     }
 )

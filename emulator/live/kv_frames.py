@@ -1,8 +1,9 @@
-"""What travels on the KV network: one message of two parts per frame, a header and the bytes.
+"""What travels on the KV network: messages of a header and the bytes of one frame, or of a few when unshaped.
 
-The header is a part of its own so that the bytes leave from and arrive in one buffer without a copy. It carries
-the times at which the frame occupied the sender's card, because the receiver decides from them, not from its
-own wake-ups, when its card was busy. They are seconds of the monotonic clock, which one host's processes share.
+The header is a part of its own, and so is each frame, so that the bytes leave from and arrive in buffers of
+their own without a copy. The header carries the times at which the bytes occupied the sender's card, because the
+receiver decides from them, not from its own wake-ups, when its card was busy. They are seconds of the monotonic
+clock, which the processes of one host share.
 """
 
 from __future__ import annotations
@@ -13,13 +14,18 @@ from typing import NamedTuple
 
 import zmq
 
+from emulator.core.pacing import MAX_FRAME_BYTES
+
 _HEADER = struct.Struct("<QQQddII")
 HEADER_BYTES = _HEADER.size
 """Length of a packed header."""
 
 
 class FrameHeader(NamedTuple):
-    """One frame: bytes `offset` to `offset + nbytes` of a transfer, part number `part` (from 0)."""
+    """Bytes `offset` to `offset + nbytes` of a transfer, in its part number `part` (from 0).
+
+    `crc` is the CRC-32 of these bytes, 0 unless the sender verifies.
+    """
 
     ticket: int
     offset: int
@@ -84,7 +90,8 @@ class KvSenderStats:
 class KvReceiverStats:
     """What a receiver accepted since it started, what it dropped and why, and what it stores.
 
-    `bytes` and `frames` count accepted ones, `transfers` complete ones; the five reasons count dropped frames.
+    `bytes` and `frames` count accepted ones, `transfers` complete ones; the five reasons count dropped frames
+    (malformed: messages).
     `unretained_bytes` arrived in order but exceeded the host memory granted, so they are not stored.
     """
 
@@ -107,22 +114,28 @@ class KvReceiverStats:
 
 
 FRAMES_PER_MESSAGE = 4
-"""Frames that an unshaped sender puts into one message: one wake-up and one accounting for the four.
+"""Frames that a sender at full speed puts into one message: one wake-up and one accounting for the four.
 
-A paced sender sends each frame by itself, at the end of its slot.
+Where a link is shaped each frame is sent by itself.
 """
 
 
-def queued_messages(frame_bytes: int, *, shaped: bool, sending: bool) -> int:
+def full_speed(bytes_per_s: float | None, frame_bytes: int) -> bool:
+    """Whether nothing shapes the link, neither this card nor, as smaller frames would tell, the network."""
+    return bytes_per_s is None and frame_bytes == MAX_FRAME_BYTES
+
+
+def queued_messages(frame_bytes: int, *, unlimited: bool, sending: bool) -> int:
     """Messages that ZeroMQ may queue per connection on one side before it pushes back.
 
     Shaped: 4 frames of 64 KiB to 16 of 1 MiB, enough to bridge a pause in scheduling of some 10 ms and not so
-    much that a slow link hides congestion. Unshaped: 16 MiB received; sending holds references only, so it
-    may queue more and be woken less often.
+    much that a slow link hides congestion. At full speed 16 MiB may wait at the receiver; the sender queues
+    references alone, and the more it may queue the less often it is woken (8 messages cost 10 % of the
+    throughput against 32), but a frame may then leave some 25 ms after its time stamp.
     """
-    if shaped:
-        return min(max(frame_bytes // (16 * 1024), 4), 16)
-    return 8 if sending else 4
+    if unlimited:
+        return 32 if sending else 4
+    return min(max(frame_bytes // (16 * 1024), 4), 16)
 
 
 def socket_buffer_bytes(frame_bytes: int) -> int:

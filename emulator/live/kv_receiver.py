@@ -31,6 +31,7 @@ from emulator.live.kv_frames import (
     FrameHeader,
     KvReceiverStats,
     Part,
+    full_speed,
     parse_header,
     queued_messages,
     socket_buffer_bytes,
@@ -81,7 +82,8 @@ class _Held:
 class KvReceiver:
     """One node's KV ingress at `ingress_bytes_per_s` payload bytes per second (None: as fast as it comes).
 
-    `bind` is a ZeroMQ address, with port `*` for any free one; `endpoint` is the one bound. Each frame is
+    `bind` is a ZeroMQ address, with port `*` for any free one; `endpoint` is the one bound. `frame_bytes`, if
+    not the rate's own, is the senders'; queues are sized by it. Each frame is
     delivered no earlier than `delay_s` after its end on the sender's wire. Stored bytes never exceed
     `host_memory_bytes`. With `verify` a frame must carry its CRC-32. `on_complete` is called on the link's
     thread once per complete ticket, and `on_error` with every error there (without it they are logged);
@@ -93,6 +95,7 @@ class KvReceiver:
         bind: str,
         *,
         ingress_bytes_per_s: float | None,
+        frame_bytes: int | None = None,
         delay_s: float = 0.0,
         host_memory_bytes: int,
         verify: bool = False,
@@ -118,7 +121,7 @@ class KvReceiver:
         self._retained = self._peak_retained = self._unretained = 0
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
-            self._pull = _bind(self._context, bind, frame_bytes_for(ingress_bytes_per_s), self._shaped)
+            self._pull = _bind(self._context, bind, ingress_bytes_per_s, frame_bytes)
         except ConfigError:
             self._context.term()
             raise
@@ -250,7 +253,7 @@ class KvReceiver:
             transfer = self._transfers.get(header.ticket)
             reason = self._refusal(transfer, header, frames)
             if reason is not None or transfer is None:
-                self._drops[reason or "no_ticket"] += 1
+                self._drops[reason or "no_ticket"] += len(frames)
                 return
             self._store(transfer, header, frames)
             if due_s > now_s:
@@ -319,10 +322,14 @@ class KvReceiver:
             self._report(error)
 
 
-def _bind(context: zmq.Context[zmq.Socket[bytes]], address: str, frame_bytes: int, shaped: bool) -> zmq.Socket[bytes]:
+def _bind(
+    context: zmq.Context[zmq.Socket[bytes]], address: str, bytes_per_s: float | None, frame_bytes: int | None
+) -> zmq.Socket[bytes]:
+    """The bound socket; it refuses, by ending the connection, parts that are longer than any frame."""
+    frame_bytes = frame_bytes_for(bytes_per_s) if frame_bytes is None else frame_bytes
     pull = context.socket(zmq.PULL)
     pull.linger = 0
-    pull.rcvhwm = queued_messages(frame_bytes, shaped=shaped, sending=False)
+    pull.rcvhwm = queued_messages(frame_bytes, unlimited=full_speed(bytes_per_s, frame_bytes), sending=False)
     pull.rcvbuf = socket_buffer_bytes(frame_bytes)
     pull.rcvtimeo = _IDLE_MS
     pull.maxmsgsize = MAX_FRAME_BYTES

@@ -24,7 +24,14 @@ import zmq
 
 from emulator.core.errors import ConfigError
 from emulator.core.pacing import MAX_FRAME_BYTES, Nic, frame_bytes_for
-from emulator.live.kv_frames import FRAMES_PER_MESSAGE, KvSenderStats, pack_header, queued_messages, socket_buffer_bytes
+from emulator.live.kv_frames import (
+    FRAMES_PER_MESSAGE,
+    KvSenderStats,
+    full_speed,
+    pack_header,
+    queued_messages,
+    socket_buffer_bytes,
+)
 from emulator.live.timers import pause_until, sharpen_timers
 
 PAYLOAD_BYTES = 16 * 1024 * 1024
@@ -67,9 +74,11 @@ class _Destination:
 class KvSender:
     """One node's KV egress at `egress_bytes_per_s` payload bytes per second (None: as fast as it goes).
 
-    `frame_bytes` defaults to what suits the rate; with `verify` each frame carries its CRC-32, which the
-    receiver must expect too. `on_error` is given every error of the thread, on that thread; without it they
-    are logged. All methods may be called from any thread and return at once, but close().
+    `frame_bytes` defaults to what suits the rate; where the network is shaped by other means and this rate is
+    None, give what suits that rate (`frame_bytes_for`), so that little is queued unseen. With `verify` each
+    message carries its CRC-32, which the receiver must expect too. `on_error` is given every error of the
+    thread, on that thread; without it they are logged. All methods may be called from any thread, and all but
+    close() return at once.
     Raises ValueError for a rate or a frame size that cannot be.
     """
 
@@ -87,7 +96,8 @@ class KvSender:
             raise ValueError(f"frame_bytes must be from 1 to {MAX_FRAME_BYTES}, not {self.frame_bytes}")
         self._nic = Nic(egress_bytes_per_s)
         self._shaped = egress_bytes_per_s is not None
-        self._message_bytes = self.frame_bytes * (1 if self._shaped else FRAMES_PER_MESSAGE)
+        self._unlimited = full_speed(egress_bytes_per_s, self.frame_bytes)
+        self._message_bytes = self.frame_bytes * (FRAMES_PER_MESSAGE if self._unlimited else 1)
         self._verify = verify
         self._on_error = on_error
         self._fill_frames()
@@ -185,7 +195,7 @@ class KvSender:
             return known
         push = self._context.socket(zmq.PUSH)
         push.linger = 0
-        push.sndhwm = queued_messages(self.frame_bytes, shaped=self._shaped, sending=True)
+        push.sndhwm = queued_messages(self.frame_bytes, unlimited=self._unlimited, sending=True)
         push.sndbuf = socket_buffer_bytes(self.frame_bytes)
         push.immediate = True
         push.reconnect_ivl = 50

@@ -19,6 +19,7 @@ import uvloop
 
 from emulator.core.errors import PdemuError
 from emulator.live.client import ClientProcess, Progress
+from emulator.live.heap import warm_heap
 from emulator.live.node import NodeProcess
 from emulator.live.router import RouterProcess
 from emulator.live.status import Assignment, Done, Failed, Ready, Status, Underway
@@ -68,6 +69,8 @@ async def _main(leash: Leash) -> msgspec.Struct:
         return await router.serve()
     if task.kind == "node":
         spec = next(node for node in task.run.nodes if node.name == task.name)
+        if spec.role == "decode":
+            warm_heap(task.expected_kv_bytes)
         node = NodeProcess(task.run, spec, task.router_endpoint, task.secret, task.host_memory_bytes)
         await node.join(task.join_timeout_s)
         tell(Ready())

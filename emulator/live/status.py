@@ -10,7 +10,10 @@ from emulator.core.deploy import RunSpec
 
 
 class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Who a process is: the first line on its standard input. Its report goes to the file `report`."""
+    """Who a process is: the first line on its standard input. Its report goes to the file `report`.
+
+    A node may keep up to `host_memory_bytes` of received KV, and is expected to keep about `expected_kv_bytes`.
+    """
 
     kind: Literal["router", "node", "client"]
     name: str
@@ -19,6 +22,7 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     report: str
     router_endpoint: str = ""
     host_memory_bytes: int = 0
+    expected_kv_bytes: int = 0
     join_timeout_s: float = 20.0
 
 

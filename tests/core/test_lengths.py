@@ -7,7 +7,6 @@ import pytest
 from numpy.typing import NDArray
 
 from emulator.core import specs
-from emulator.core.errors import ConfigError
 from emulator.core.lengths import (
     AZURE_CONV_OUTPUT,
     AZURE_CONV_PROMPT,
@@ -16,7 +15,6 @@ from emulator.core.lengths import (
     LengthSource,
     PublishedQuantiles,
     quantile_function,
-    stream_lengths,
 )
 
 ONE = specs.FixedLength(tokens=1)
@@ -91,14 +89,3 @@ def test_one_at_a_time_gives_what_all_at_once_gives(lengths: Lengths) -> None:
     source = LengthSource(lengths, 3)
     assert [source.draw(1)[0] for _ in range(50)] == LengthSource(lengths, 3).draw(50)
     assert LengthSource(lengths, 3).draw(50) != LengthSource(lengths, 4).draw(50)
-
-
-def test_a_lognormal_with_crossed_bounds_is_refused() -> None:
-    stream = specs.Stream(
-        name="chat",
-        arrivals=specs.Poisson(rate_per_s=1),
-        prompt_tokens=specs.LognormalLength(median=100, sigma=1, low=200, high=100),
-        output_tokens=1,
-    )
-    with pytest.raises(ConfigError, match="stream chat: lognormal low 200 is above high 100"):
-        stream_lengths(stream)
