@@ -1,8 +1,9 @@
-"""Whole clusters under random loads: nothing is lost, shared, leaked or stuck, whatever is aborted or dies."""
+"""Whole clusters under random loads: nothing is lost, shared, leaked or stuck, whatever is aborted, late or dies."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import itertools
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
 import msgspec
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 
 from emulator.core.deploy import NodeSpec, RunSpec
 from emulator.core.lengths import LengthPair
-from emulator.core.messages import Abort
+from emulator.core.messages import Abort, ToRouter
 from emulator.core.records import Record, write_rows
+from emulator.core.router import Send
 from emulator.core.specs import Scale, UniformLength
 from emulator.core.workload import PlannedRequest, UserPlan
 from emulator.simulate import CLIENT, Simulated, Simulation, simulate
@@ -132,7 +134,8 @@ def _assert_ended_once(record: Record) -> None:
     assert all(times[1:] >= times[:-1])
     if record.outcome == "completed":
         assert record.output_tokens == record.max_tokens, f"{record.request_id} lost or gained a token"
-        assert record.finish_s == times[-1]
+        assert record.finish_s is not None
+        assert record.finish_s >= times[-1]
     else:
         assert record.outcome == "failed"
         assert record.reason
@@ -264,3 +267,55 @@ def test_lost_nodes_cost_a_retry_or_a_failure_with_its_reason_and_survivors_noth
         if record.outcome == "failed":
             known = ("was lost", "node is left", "aborted", "need KV for", "must be at least 1")
             assert any(words in record.reason for words in known), record.reason
+
+
+class SlowControl(Simulation):
+    """Control messages take their time, each another one, in order between any two peers: as over real sockets."""
+
+    def __init__(self, run: RunSpec, delays_s: Iterable[float]) -> None:
+        self._delays_s = itertools.cycle(delays_s)
+        self._last_s: dict[tuple[str, str], float] = {}
+        super().__init__(run, after_event=Simulation.check_integrity)
+
+    def settle(self) -> None:
+        """Let every message that is under way arrive."""
+        until_s = self.now_s + 5.0
+        while (instant := self._next_s()) is not None and instant <= until_s:
+            self._advance_to(instant)
+
+    def _to_router(self, peer: str, message: ToRouter) -> None:
+        self._later((peer, "router"), partial(super()._to_router, peer, message))
+
+    def _route(self, sends: Iterable[Send]) -> None:
+        for send in sends:
+            self._later(("router", send.peer), partial(self._deliver, send))
+
+    def _later(self, way: tuple[str, str], event: Callable[[], None]) -> None:
+        self._last_s[way] = max(self.now_s + next(self._delays_s), self._last_s.get(way, 0.0))
+        self._at(self._last_s[way], event)
+
+
+@_examples(250)
+@given(
+    runs(),
+    st.lists(st.sampled_from([0.0, 0.0005, 0.004, 0.02, 0.1]), min_size=1, max_size=12),
+    st.lists(st.tuples(INSTANTS, st.integers(0, 20)), max_size=6),
+    st.lists(st.tuples(INSTANTS, st.integers(0, 5), st.booleans()), max_size=2),
+)
+def test_messages_that_cross_each_other_on_the_way_lose_and_leak_nothing(
+    run: RunSpec, delays_s: list[float], aborts: list[tuple[float, int]], losses: list[tuple[float, int, bool]]
+) -> None:
+    simulation = SlowControl(run, delays_s)
+    for at_s, choice in aborts:
+        simulation._at(at_s, partial(_abort, simulation, choice))
+    for at_s, choice, dies in losses:
+        simulation._at(at_s, partial(_lose, simulation, choice, dies))
+    simulated = simulation.run()
+    simulation.settle()
+    _assert_nothing_is_held(simulation, lost=simulation.nodes.keys() - simulation.router._nodes.keys())
+    assert simulation.recorder.strays == 0
+    for record in simulated.records:
+        _assert_ended_once(record)
+        if not (losses or record.reason == "aborted"):
+            refused = _refusal(run, record.prompt_tokens, record.max_tokens)
+            assert (record.outcome == "failed") is refused, record.reason

@@ -181,12 +181,12 @@ class Router:
         request.prefilling = True
         size = (request.attempt_id, request.prompt_tokens, request.max_tokens)
         if self._spec.disaggregated:
-            prefill, decode = self._pick("prefill"), self._pick("decode")
+            prefill, decode = self._pick("prefill", request), self._pick("decode", request)
             if prefill is None or decode is None:
                 return self._end(request, "error", f"no {'decode' if prefill else 'prefill'} node is left")
             sends = [Send(decode.name, Reserve(*size)), Send(prefill.name, Prefill(*size))]
         else:
-            prefill = decode = self._pick("colocated")
+            prefill = decode = self._pick("colocated", request)
             if prefill is None or decode is None:
                 return self._end(request, "error", "no node is left")
             sends = [Send(prefill.name, Generate(*size))]
@@ -199,9 +199,14 @@ class Router:
             node.requests += 1
         return sends
 
-    def _pick(self, role: Role) -> Node | None:
-        """Round-robin, or the least loaded: prefill by queued prompt tokens, decode by free KV, else by requests."""
+    def _pick(self, role: Role, request: Request) -> Node | None:
+        """Round-robin, or the least loaded: prefill by queued prompt tokens, decode by free KV, else by requests.
+
+        Nodes on which the request can never fit come into question only when it fits on none, to refuse it.
+        """
+        need = request.prompt_tokens + (0 if role == "prefill" else request.max_tokens)
         nodes = [node for node in self._nodes.values() if node.role == role]
+        nodes = [node for node in nodes if node.capacity_tokens >= need] or nodes
         if not nodes:
             return None
         if self._spec.routing == "round_robin":

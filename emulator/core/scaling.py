@@ -22,12 +22,18 @@ class Scaling:
         """The wire's bytes per wall second for a payload rate in model bits per second."""
         return payload_bps / 8 / self.time / self.bytes
 
-    def wire_bytes(self, offset: int, nbytes: int) -> int:
-        """Bytes on the wire for model bytes `offset` … `offset + nbytes` of a transfer."""
-        return math.ceil((offset + nbytes) / self.bytes) - math.ceil(offset / self.bytes)
+    def wire_bytes(self, offset: int, nbytes: int, total: int) -> int:
+        """Bytes on the wire for model bytes `offset` … `offset + nbytes` of a transfer of `total` bytes.
+
+        The parts of a transfer add up to its whole, and the last part is never empty: KV cannot be complete before it.
+        """
+        return self._wire_offset(offset + nbytes, total) - self._wire_offset(offset, total)
+
+    def _wire_offset(self, offset: int, total: int) -> int:
+        return math.ceil(offset / self.bytes) if offset == total else math.floor(offset / self.bytes)
 
     def model_bytes(self, wire_bytes: int, total: int) -> int:
         """Model bytes that `wire_bytes` stand for: exact when nothing is scaled, or when all of `total` came."""
         if self.bytes == 1:
             return wire_bytes
-        return total if wire_bytes == self.wire_bytes(0, total) else math.floor(wire_bytes * self.bytes)
+        return total if wire_bytes == self.wire_bytes(0, total, total) else math.floor(wire_bytes * self.bytes)

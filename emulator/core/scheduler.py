@@ -280,9 +280,9 @@ class Scheduler:
         everyone = [*self.running, *self.waiting, *self.arrived]
         assert len({id(s) for s in everyone}) == len(everyone), "a sequence stands in two queues"
         assert len(self.running) <= self.config.max_num_seqs, "more sequences than seats"
-        for sequence in self.running:
-            assert sequence.status is Status.RUNNING
+        for sequence in [*self.running, *self.arrived]:
             assert self.pool.missing(sequence.request_id, sequence.computed) == 0, "computed tokens without blocks"
+        assert all(sequence.status is Status.RUNNING for sequence in self.running), "running, but not said so"
         for sequence in self.waiting:
             assert sequence.computed == 0
             assert sequence.request_id not in self.pool.owners(), "a waiting sequence holds blocks"

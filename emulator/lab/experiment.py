@@ -147,15 +147,15 @@ def _result(run: RunSpec, live: LiveResult) -> tuple[RunResult, list[TransferRow
     records = live.client.records
     steps = tuple(sorted((s for node in live.nodes for s in node.steps), key=lambda s: (s.start_s, s.node)))
     transfers = [row for node in live.nodes for row in node.kv.transfers]
-    source = {record.request_id: record.prefill_node or "" for record in records}
+    source = {record.request_id: record.prefill_node for record in records}
     observed = fidelity.Observed(
         steps=steps,
         records=records,
         loop_lag_s=[*live.client.loop_lag_s, *live.router.loop_lag_s],
         transfers=[
-            fidelity.ObservedTransfer(source[row.request_id], row.node, row.parts)
+            fidelity.ObservedTransfer(prefill_node, row.node, row.parts)
             for row in transfers
-            if source.get(row.request_id)
+            if (prefill_node := source.get(row.request_id)) is not None
         ],
         cpu_busy=live.cpu_busy,
         unretained_bytes=sum(node.kv.unretained_bytes for node in live.nodes),

@@ -85,7 +85,7 @@ class KvEnd:
     def transmit(self, effect: Transmit) -> None:
         """Hand one part of a transfer to the link."""
         assert self._sender is not None
-        nbytes = self._scaling.wire_bytes(effect.offset, effect.nbytes)
+        nbytes = self._scaling.wire_bytes(effect.offset, effect.nbytes, effect.total)
         if nbytes:
             self._sender.send(effect.endpoint, effect.ticket, nbytes)
 
@@ -98,7 +98,7 @@ class KvEnd:
         """Let a transfer in."""
         assert self._receiver is not None
         self._expected[effect.ticket] = effect
-        self._receiver.open(effect.ticket, self._scaling.wire_bytes(0, effect.nbytes))
+        self._receiver.open(effect.ticket, self._scaling.wire_bytes(0, effect.nbytes, effect.nbytes))
 
     def shut(self, effect: CloseTicket) -> None:
         """End a ticket and drop what it brought."""

@@ -114,7 +114,7 @@ def test_a_request_aborted_while_its_step_runs_is_not_heard_of_again() -> None:
 
 
 @pytest.mark.parametrize(
-    "message", [Abort("nobody"), Release("nobody"), SendKv("nobody", 7, "there"), Welcome()], ids=lambda m: str(m)
+    "message", [Abort("nobody"), Release("nobody"), SendKv("nobody", 7, "there"), Welcome()], ids=str
 )
 def test_messages_about_unknown_requests_do_nothing(message: ToNode) -> None:
     engine = _engine()

@@ -16,7 +16,7 @@ def test_without_scale_everything_is_itself() -> None:
     scaling = Scaling(Scale())
     assert scaling.wall_s(2.5) == 2.5
     assert scaling.wall_bytes_per_s(10e9) == 1.25e9
-    assert scaling.wire_bytes(1_000, 655_360_000) == 655_360_000
+    assert scaling.wire_bytes(1_000, 655_360_000, 700_000_000) == 655_360_000
     assert scaling.model_bytes(123, 655_360_000) == 123
 
 
@@ -24,12 +24,12 @@ def test_time_stretches_durations_and_slows_links() -> None:
     scaling = Scaling(Scale(time=4.0))
     assert scaling.wall_s(2.5) == 10.0
     assert scaling.wall_bytes_per_s(10e9) == 1.25e9 / 4
-    assert scaling.wire_bytes(0, 1_000) == 1_000
+    assert scaling.wire_bytes(0, 1_000, 1_000) == 1_000
 
 
 def test_bytes_shrink_with_their_rate_so_that_a_transfer_takes_as_long() -> None:
     scaling = Scaling(Scale(bytes=1_000.0))
-    assert scaling.wire_bytes(0, 655_360_000) == 655_360
+    assert scaling.wire_bytes(0, 655_360_000, 655_360_000) == 655_360
     assert scaling.wall_bytes_per_s(2e12) == pytest.approx(2.5e8)
     assert 655_360 / scaling.wall_bytes_per_s(2e12) == pytest.approx(655_360_000 / 2.5e11)
 
@@ -40,10 +40,11 @@ def test_the_parts_of_a_transfer_add_up_to_its_whole(parts: list[int], shrink: f
     scaling = Scaling(Scale(bytes=shrink))
     offsets = [0, *itertools.accumulate(parts)]
     total = offsets[-1]
-    wire = [scaling.wire_bytes(offset, nbytes) for offset, nbytes in zip(offsets, parts, strict=False)]
-    whole = scaling.wire_bytes(0, total)
+    wire = [scaling.wire_bytes(offset, nbytes, total) for offset, nbytes in zip(offsets, parts, strict=False)]
+    whole = scaling.wire_bytes(0, total, total)
     assert sum(wire) == whole
     assert all(nbytes >= 0 for nbytes in wire)
+    assert wire[-1] > 0, "KV cannot be complete before its last part"
     assert total / shrink <= whole < total / shrink + 1
     assert scaling.model_bytes(whole, total) == total, "all of a transfer stands for all of its KV, to the byte"
     assert all(0 <= scaling.model_bytes(n, total) <= total for n in itertools.accumulate(wire))

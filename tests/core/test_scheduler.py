@@ -243,6 +243,16 @@ def test_preempted_sequences_keep_their_order_ahead_of_those_that_never_ran() ->
     assert bench.tokens == {"a": 20, "b": 20, "c": 20, "d": 20}
 
 
+def test_nobody_is_admitted_in_a_step_that_took_blocks_from_another() -> None:
+    bench = Bench(blocks=22)
+    bench.add(10, 9, "a")
+    bench.add(10, 9, "b")
+    assert _table(bench, 1) == [({"a": 10, "b": 10}, [])]
+    bench.reserve(2, 9, "received")
+    bench.arrive()
+    assert _table(bench, 2) == [({}, ["a"]), ({}, ["a", "received"])], "b gave its blocks for a, not for a newcomer"
+
+
 # --- KV that was received -----------------------------------------------------------------------------------------
 
 
@@ -323,7 +333,7 @@ EVENTS = st.one_of(
     policy=st.sampled_from(["chunked", "prefill_first"]),
     max_num_batched_tokens=st.integers(1, 60),
     max_num_seqs=st.integers(1, 5),
-    spare_blocks=st.integers(0, 30),
+    spare_blocks=st.integers(0, 12),
     block_size=st.sampled_from([1, 4]),
 )
 def test_budgets_order_and_tokens_are_kept_whatever_happens(

@@ -11,6 +11,7 @@ import pytest
 from emulator.core import strict
 from emulator.core.errors import ConfigError
 from emulator.core.hardware import Catalog
+from emulator.core.quantities import Bytes
 from emulator.core.specs import Topology
 
 GOOD: dict[str, Any] = {
@@ -68,7 +69,7 @@ def test_a_good_topology_is_read_and_written_back_unchanged() -> None:
     assert topology.kv_network.bandwidth == (2.5e9, 10e9)
     assert topology.kv_network.delay == pytest.approx(50e-6)
     assert topology.workload.drain == 60.0
-    assert topology.host_memory == 4 * 2**30
+    assert topology.host_memory == Bytes(4 * 2**30)
     assert strict.convert(strict.to_builtins(topology), Topology, "again") == topology
 
 
