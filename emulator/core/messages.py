@@ -7,9 +7,12 @@ two hops and every node needs one connection. Bulk KV never travels here.
   router → prefill  Prefill, SendKv, Release, Abort
   router → decode   Reserve, Abort
   router → coloc.   Generate, Abort
-  node → router     Hello, PrefillDone, KvReady, Reserved, KvReceived, StepTokens, Rejected, Heartbeat
-  router → client   Tokens, Finished
+  node → router     Hello, PrefillDone, KvReady, Reserved, KvReceived, StepTokens, Rejected, Heartbeat, Report
+  router → client   Tokens, Finished, Assembled, Report
   router → all      Welcome, Begin, Stop
+
+A run: every peer says Hello; once all nodes have, the client hears Assembled and begins; when its load has ended it
+says Stop, and every process sends its Report through the router to the client before it leaves.
 
 Decoding is strict and bounded: unknown types and fields, wrong types and oversized payloads raise ProtocolError.
 """
@@ -188,6 +191,18 @@ class Finished(Message, frozen=True):
     times: RequestTimes = RequestTimes()
 
 
+class Assembled(Message, frozen=True):
+    """All nodes of the run have joined; it can begin."""
+
+
+class Report(Message, frozen=True):
+    """A piece of what process `name` recorded, JSON when put together; `last` ends it."""
+
+    name: str
+    data: bytes
+    last: bool
+
+
 # --- to everyone, from the router -----------------------------------------------------------------------------
 
 
@@ -202,7 +217,7 @@ class Begin(Message, frozen=True):
 
 
 class Stop(Message, frozen=True):
-    """The run is over: write what was recorded and leave."""
+    """The run is over: report what was recorded and leave."""
 
 
 ToRouter = (
@@ -218,14 +233,15 @@ ToRouter = (
     | Heartbeat
     | Begin
     | Stop
+    | Report
 )
 ToNode = Welcome | Begin | Stop | Generate | Prefill | Reserve | SendKv | Release | Abort
-ToClient = Welcome | Begin | Stop | Tokens | Finished
+ToClient = Welcome | Begin | Stop | Tokens | Finished | Assembled | Report
 
 
 def encode(message: Message) -> bytes:
     """One message as msgpack."""
-    packed = msgpack.packb(msgspec.to_builtins(message), use_bin_type=True)
+    packed = msgpack.packb(msgspec.to_builtins(message, builtin_types=(bytes,)), use_bin_type=True)
     assert isinstance(packed, bytes)
     return packed
 

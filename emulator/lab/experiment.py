@@ -21,7 +21,7 @@ from emulator.core.trace import Trace
 from emulator.core.workload import plan_load
 from emulator.lab.launch import LiveResult, LocalLauncher
 from emulator.lab.run_folder import RunFolder, new_folder, pretty
-from emulator.live.kv_end import TransferRow
+from emulator.live.reports import TransferRow
 from emulator.live.status import Underway
 from emulator.simulate import simulate
 
@@ -144,22 +144,22 @@ def _shaping(run: RunSpec) -> str:
 
 
 def _result(run: RunSpec, live: LiveResult) -> tuple[RunResult, list[TransferRow]]:
-    records = live.client.records
-    steps = tuple(sorted((s for node in live.nodes for s in node.steps), key=lambda s: (s.start_s, s.node)))
-    transfers = [row for node in live.nodes for row in node.kv.transfers]
+    records = live.report.records
+    steps = tuple(sorted((s for node in live.report.nodes for s in node.steps), key=lambda s: (s.start_s, s.node)))
+    transfers = [row for node in live.report.nodes for row in node.kv.transfers]
     source = {record.request_id: record.prefill_node for record in records}
     observed = fidelity.Observed(
         steps=steps,
         records=records,
-        loop_lag_s=[*live.client.loop_lag_s, *live.router.loop_lag_s],
+        loop_lag_s=[*live.report.loop_lag_s, *live.report.router.loop_lag_s],
         transfers=[
             fidelity.ObservedTransfer(prefill_node, row.node, row.parts)
             for row in transfers
             if (prefill_node := source.get(row.request_id)) is not None
         ],
         cpu_busy=live.cpu_busy,
-        unretained_bytes=sum(node.kv.unretained_bytes for node in live.nodes),
-        dropped_frames=sum(node.kv.dropped_frames for node in live.nodes),
+        unretained_bytes=sum(node.kv.unretained_bytes for node in live.report.nodes),
+        dropped_frames=sum(node.kv.dropped_frames for node in live.report.nodes),
     )
     summary = summarize(
         records,

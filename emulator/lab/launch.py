@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -24,10 +24,8 @@ from emulator.core.workload import LoadPlan
 from emulator.lab.cpu import CpuSampler
 from emulator.live.allocator import NODE_ALLOCATOR_ENV
 from emulator.live.client import NAME as CLIENT
-from emulator.live.client import ClientReport
-from emulator.live.node import NodeReport
-from emulator.live.router import RouterReport
-from emulator.live.status import BEGIN_LINE, Assignment, Done, Failed, Ready, Status, Underway
+from emulator.live.reports import RunReport
+from emulator.live.status import Assignment, Done, Failed, Ready, Status, Underway
 
 READY_S = 60.0
 FINISH_S = 15.0
@@ -35,16 +33,12 @@ STOP_S = 3.0
 _LINE_BYTES = 1 << 20
 _NO_LOAD = LoadPlan((), (), 0.0, 0.0)
 
-T = TypeVar("T", bound=msgspec.Struct)
-
 
 @dataclass(frozen=True, slots=True)
 class LiveResult:
-    """The reports of all processes of a run, and the busiest core's share of each second."""
+    """The report of a run, and the busiest core's share of each second."""
 
-    client: ClientReport
-    router: RouterReport
-    nodes: tuple[NodeReport, ...]
+    report: RunReport
     cpu_busy: tuple[float, ...]
 
 
@@ -54,7 +48,6 @@ class Child:
 
     name: str
     process: asyncio.subprocess.Process
-    report: Path
     log: Path
     ready: asyncio.Future[Ready]
     done: asyncio.Future[None]
@@ -74,6 +67,10 @@ class LocalLauncher:
     expected_kv_bytes: int
     on_progress: Callable[[Underway], None]
     children: list[Child] = field(default_factory=list)
+
+    @property
+    def _report(self) -> Path:
+        return self.folder / "report.json"
 
     async def launch(self) -> LiveResult:
         """Start, wait for readiness, run, collect; whatever happens, no process outlives this call.
@@ -98,26 +95,20 @@ class LocalLauncher:
         ]
         client = await self._start("client", CLIENT, self.run, secret=secret, endpoint=endpoint)
         await self._settle([child.ready for child in (*others, client)], READY_S, "start")
-        assert client.process.stdin is not None
-        client.process.stdin.write(BEGIN_LINE)
         load = self.run.load
         limit_s = (load.duration_s + load.drain_s) * self.run.scale.time + FINISH_S
         with CpuSampler() as cpu:
             await self._settle([client.done], limit_s, "finish")
         await self._settle([child.done for child in self.children], FINISH_S, "finish")
-        return LiveResult(
-            client=_read(client.report, ClientReport),
-            router=_read(router.report, RouterReport),
-            nodes=tuple(_read(child.report, NodeReport) for child in others),
-            cpu_busy=tuple(cpu.busiest),
-        )
+        report = msgspec.json.decode(self._report.read_bytes(), type=RunReport)
+        self._report.unlink()
+        return LiveResult(report, tuple(cpu.busiest))
 
     # --- processes --------------------------------------------------------------------------------------------
 
     async def _start(self, kind: str, name: str, run: RunSpec, *, secret: str, endpoint: str = "") -> Child:
         loop = asyncio.get_running_loop()
         log = self.folder / f"{name}.log"
-        report = self.folder / f"{name}.report.json"
         with log.open("wb") as stderr:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -130,14 +121,14 @@ class LocalLauncher:
                 start_new_session=True,
                 limit=_LINE_BYTES,
             )
-        child = Child(name, process, report, log, loop.create_future(), loop.create_future())
+        child = Child(name, process, log, loop.create_future(), loop.create_future())
         self.children.append(child)
         task = Assignment(
             kind=kind,  # type: ignore[arg-type]
             name=name,
             run=run,
             secret=secret,
-            report=str(report),
+            report=str(self._report),
             router_endpoint=endpoint,
             host_memory_bytes=self.host_memory_bytes,
             expected_kv_bytes=self.expected_kv_bytes,
@@ -176,8 +167,8 @@ class LocalLauncher:
 
     async def _settle(self, futures: Iterable[asyncio.Future[Any]], limit_s: float, what: str) -> None:
         """Wait until all are done; the first failure of any process ends the wait."""
-        pending = {future for future in futures if not future.done()}
-        watched = pending | {child.done for child in self.children if not child.done.done()}
+        pending = set(futures)
+        watched = pending | {child.done for child in self.children}
         deadline = asyncio.get_running_loop().time() + limit_s
         while pending:
             left_s = max(0.0, deadline - asyncio.get_running_loop().time())
@@ -215,7 +206,3 @@ def _error(child: Child, kind: str, message: str) -> Exception:
     if kind == "DeadlineError":
         return DeadlineError(message)
     return RunError(f"process {child.name} failed: {kind}: {message}; see {child.log}")
-
-
-def _read(path: Path, kind: type[T]) -> T:
-    return msgspec.json.decode(path.read_bytes(), type=kind)

@@ -25,7 +25,7 @@ from emulator.core.deploy import RunSpec
 from emulator.core.errors import ConfigError
 from emulator.core.records import write_rows
 from emulator.core.summary import CompareSummary, RunResult, RunSummary
-from emulator.live.kv_end import TransferRow
+from emulator.live.reports import TransferRow
 
 State = Literal["running", "complete", "broken"]
 _LIBRARIES = ("pyzmq", "msgpack", "msgspec", "numpy", "uvloop")

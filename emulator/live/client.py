@@ -12,26 +12,30 @@ import msgspec
 from emulator.core.deploy import RunSpec
 from emulator.core.errors import DeadlineError
 from emulator.core.load import LoadGenerator
-from emulator.core.messages import Abort, Begin, Finished, Hello, Stop, Submit, Tokens, decode_to_client
+from emulator.core.messages import (
+    Abort,
+    Assembled,
+    Begin,
+    Finished,
+    Hello,
+    Report,
+    Stop,
+    Submit,
+    Tokens,
+    decode_to_client,
+)
 from emulator.core.recorder import Recorder
-from emulator.core.records import Record
 from emulator.live.alarm import Alarm
 from emulator.live.clock import ModelClock
 from emulator.live.control import PeerSocket
 from emulator.live.loop_lag import LoopLag
+from emulator.live.reports import NodeReport, ReportCollector, RouterReport, RunReport
+from emulator.live.router import NAME as ROUTER
 
 NAME = "client"
 START_DELAY_S = 0.25
 SETTLE_S = 0.5
-
-
-class ClientReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What the client's process hands over when it ends. Times in model seconds."""
-
-    records: tuple[Record, ...]
-    loop_lag_s: tuple[float, ...]
-    schedule_delay_s: tuple[float, ...]
-    saturated: bool
+REPORTS_S = 20.0
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,18 +59,23 @@ class ClientProcess:
         self._control = PeerSocket(router_endpoint, NAME)
         self._alarm = Alarm(asyncio.get_running_loop(), self._due, "schedule")
         self._sent = self._ended_requests = 0
+        self._receiving: asyncio.Task[None]
+        self._reports = ReportCollector()
+        self._assembled = asyncio.Event()
         self._idle = asyncio.Event()
+        self._reported = asyncio.Event()
         self._failure: Exception | None = None
 
     async def join(self, timeout_s: float) -> None:
-        """Introduce the client to the router; raises DeadlineError without an answer in `timeout_s` wall seconds."""
+        """Join the cluster and wait until it is complete; raises DeadlineError after `timeout_s` wall seconds."""
         await self._control.join(Hello(NAME, "client", self._secret), timeout_s)
+        self._receiving = asyncio.create_task(self._receive())
+        self._receiving.add_done_callback(self._task_ended)
+        await self._within(timeout_s, self._assembled, "the cluster was not complete")
 
-    async def drive(self, report_progress: Callable[[Progress], None]) -> ClientReport:
-        """Run the whole load, cut it at the drain deadline, and stop the cluster."""
+    async def drive(self, report_progress: Callable[[Progress], None]) -> RunReport:
+        """Run the whole load, cut it at the drain deadline, stop the cluster and collect its reports."""
         self._lag.start()
-        receiving = asyncio.create_task(self._receive())
-        receiving.add_done_callback(self._task_ended)
         telling = asyncio.create_task(self._tell(report_progress))
         try:
             t0_s = time.monotonic() + START_DELAY_S
@@ -75,10 +84,11 @@ class ClientProcess:
             self._rearm()
             deadline_s = self._run.load.duration_s + self._run.load.drain_s
             await self._until(deadline_s, self._idle)
-            saturated = await self._cut()
+            await self._cut()
             self._send(Stop())
+            await self._within(REPORTS_S, self._reported, "reports were missing")
         finally:
-            for task in (receiving, telling):
+            for task in (self._receiving, telling):
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError, Exception):
                     await task
@@ -87,12 +97,11 @@ class ClientProcess:
             self._control.close()
         if self._failure is not None:
             raise self._failure
-        records = tuple(self._recorder.records())
-        return ClientReport(
-            records=records,
+        return RunReport(
+            records=tuple(self._recorder.records()),
             loop_lag_s=tuple(lag / self._run.scale.time for lag in self._lag.samples_s),
-            schedule_delay_s=tuple(r.sent_s - r.scheduled_s for r in records if r.sent_s is not None),
-            saturated=saturated,
+            router=self._reports.get(ROUTER, RouterReport),
+            nodes=tuple(self._reports.get(node.name, NodeReport) for node in self._run.nodes),
         )
 
     # --- sending ----------------------------------------------------------------------------------------------
@@ -129,6 +138,12 @@ class ClientProcess:
                     self._rearm()
                     if self._generator.exhausted() and not self._generator.outstanding:
                         self._idle.set()
+                case Assembled():
+                    self._assembled.set()
+                case Report():
+                    self._reports.add(message)
+                    if not self._reports.missing([ROUTER, *(node.name for node in self._run.nodes)]):
+                        self._reported.set()
 
     async def _until(self, deadline_s: float, event: asyncio.Event) -> bool:
         """Wait for an event until a model instant; whether it came."""
@@ -137,16 +152,24 @@ class ClientProcess:
             await asyncio.wait_for(event.wait(), max(0.0, left_s))
         return event.is_set()
 
-    async def _cut(self) -> bool:
-        """Abort what has not ended by the deadline; True when there was any."""
+    async def _within(self, limit_s: float, event: asyncio.Event, what: str) -> None:
+        """Wait for an event of the cluster; raises DeadlineError after `limit_s` wall seconds."""
+        try:
+            await asyncio.wait_for(event.wait(), limit_s)
+        except TimeoutError:
+            raise DeadlineError(f"client: {what} after {limit_s:g} s") from None
+        if self._failure is not None:
+            raise self._failure
+
+    async def _cut(self) -> None:
+        """Abort what has not ended by the deadline."""
         unfinished = list(self._generator.outstanding)
         if not unfinished or self._failure is not None:
-            return False
+            return
         self._recorder.cut(self._clock.now_s())
         for request_id in unfinished:
             self._send(Abort(request_id))
         await self._until(self._clock.now_s() + SETTLE_S, self._idle)
-        return True
 
     # --- the rest ---------------------------------------------------------------------------------------------
 
@@ -163,4 +186,5 @@ class ClientProcess:
     def _fail(self, error: BaseException) -> None:
         if self._failure is None and isinstance(error, Exception):
             self._failure = error
-        self._idle.set()
+        for event in (self._idle, self._assembled, self._reported):
+            event.set()

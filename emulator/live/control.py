@@ -58,9 +58,9 @@ class RouterSocket:
         """Queue a message for a peer; False when it is gone or does not keep up."""
         return _sent(self._socket, [peer.encode("ascii", errors="replace"), encode(message)])
 
-    def close(self) -> None:
-        """Close at once, after giving queued messages half a second to leave."""
-        self._context.destroy(linger=500)
+    def close(self, linger_s: float = 0.5) -> None:
+        """Close, giving queued messages `linger_s` wall seconds to leave."""
+        self._context.destroy(linger=int(linger_s * 1e3))
 
 
 class PeerSocket:
@@ -93,9 +93,9 @@ class PeerSocket:
         """Queue a message for the router; False when it does not keep up."""
         return _sent(self._socket, [encode(message)])
 
-    def close(self) -> None:
-        """Close at once, after giving queued messages half a second to leave."""
-        self._context.destroy(linger=500)
+    def close(self, linger_s: float = 0.5) -> None:
+        """Close, giving queued messages `linger_s` wall seconds to leave."""
+        self._context.destroy(linger=int(linger_s * 1e3))
 
 
 def _configure(socket: zmq.asyncio.Socket) -> None:

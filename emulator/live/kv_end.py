@@ -14,25 +14,7 @@ from emulator.live.clock import ModelClock
 from emulator.live.kv_frames import Arrival
 from emulator.live.kv_receiver import KvReceiver
 from emulator.live.kv_sender import KvSender
-
-
-class TransferRow(msgspec.Struct, frozen=True):
-    """One transfer as its receiver saw it: the parts' (start, end, bytes) in model seconds and wire bytes."""
-
-    request_id: str
-    node: str
-    parts: tuple[tuple[float, float, int], ...]
-
-
-class KvReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What went through one node's end. Bytes on the wire; `blocked_s` in model seconds."""
-
-    transfers: tuple[TransferRow, ...] = ()
-    received_bytes: int = 0
-    unretained_bytes: int = 0
-    peak_retained_bytes: int = 0
-    dropped_frames: int = 0
-    blocked_s: float = 0.0
+from emulator.live.reports import KvReport, TransferRow
 
 
 class KvEnd:

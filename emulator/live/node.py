@@ -8,8 +8,6 @@ import secrets
 from collections.abc import Iterable
 from functools import partial
 
-import msgspec
-
 from emulator.core.deploy import NodeSpec, RunSpec
 from emulator.core.effects import CancelTransmit, CloseTicket, Effect, OpenTicket, RecordStep, Reply, RunStep, Transmit
 from emulator.core.engine import Engine
@@ -19,20 +17,12 @@ from emulator.core.records import StepRecord
 from emulator.live.clock import ModelClock
 from emulator.live.control import PeerSocket
 from emulator.live.device import VirtualDevice
-from emulator.live.kv_end import KvEnd, KvReport
+from emulator.live.kv_end import KvEnd
 from emulator.live.loop_lag import LoopLag
+from emulator.live.reports import NodeReport, pieces
 
 TICK_S = 1.0
-
-
-class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node's process hands over when it ends. Times in model seconds."""
-
-    name: str
-    steps: tuple[StepRecord, ...]
-    kv: KvReport
-    loop_lag_s: tuple[float, ...]
-    preemptions: int
+REPORT_LINGER_S = 5.0
 
 
 class NodeProcess:
@@ -60,8 +50,8 @@ class NodeProcess:
         hello = Hello(self._node.name, self._node.role, self._secret, self._node.kv_blocks)
         await self._control.join(hello, timeout_s)
 
-    async def serve(self) -> NodeReport:
-        """Work until the router says stop; then everything is closed and accounted for."""
+    async def serve(self) -> None:
+        """Work until the router says stop; then everything is closed, and the report sent."""
         self._lag.start()
         tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._tick())]
         for task in tasks:
@@ -74,10 +64,13 @@ class NodeProcess:
                 with contextlib.suppress(asyncio.CancelledError, Exception):
                     await task
             report = self._close()
+            if self._failure is None:
+                for piece in pieces(self._node.name, report):
+                    self._control.send(piece)
+            self._control.close(linger_s=0.0 if self._failure else REPORT_LINGER_S)
         if self._failure is not None:
             raise self._failure
         self._engine.check_integrity()
-        return report
 
     # --- inputs -----------------------------------------------------------------------------------------------
 
@@ -139,7 +132,6 @@ class NodeProcess:
         self._lag.stop()
         self._device.close()
         kv = self._kv.close()
-        self._control.close()
         return NodeReport(
             name=self._node.name,
             steps=tuple(self._steps),

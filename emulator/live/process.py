@@ -6,7 +6,6 @@ pipe closes and the process ends at once: nothing is left behind.
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import logging
 import os
@@ -21,6 +20,7 @@ from emulator.core.errors import PdemuError
 from emulator.live.client import ClientProcess, Progress
 from emulator.live.heap import warm_heap
 from emulator.live.node import NodeProcess
+from emulator.live.reports import RunReport
 from emulator.live.router import RouterProcess
 from emulator.live.status import Assignment, Done, Failed, Ready, Status, Underway
 
@@ -36,37 +36,27 @@ def tell(status: Status) -> None:
 
 
 class Leash:
-    """Watches standard input: a line is a signal to begin, its end is the end of this process."""
+    """Standard input: first the assignment, then nothing until its end, which is the end of this process."""
 
     def __init__(self) -> None:
         self.assignment = msgspec.json.decode(sys.stdin.buffer.readline(), type=Assignment)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._begin = asyncio.Event()
 
     def watch(self) -> None:
-        """Start watching; called in the running loop."""
-        self._loop = asyncio.get_running_loop()
+        """Start watching, in a thread of its own."""
         threading.Thread(target=self._run, name="leash", daemon=True).start()
 
-    async def begun(self) -> None:
-        """Wait for the launcher's signal."""
-        await self._begin.wait()
-
     def _run(self) -> None:
-        assert self._loop is not None
-        while sys.stdin.buffer.readline():
-            self._loop.call_soon_threadsafe(self._begin.set)
+        sys.stdin.buffer.read()
         os._exit(ORPHANED)
 
 
-async def _main(leash: Leash) -> msgspec.Struct:
-    """Live through the run; returns the report."""
-    leash.watch()
-    task = leash.assignment
+async def _main(task: Assignment) -> RunReport | None:
+    """Live through the run; a client returns its report."""
     if task.kind == "router":
         router = RouterProcess(task.run, task.secret)
         tell(Ready(router.endpoint))
-        return await router.serve()
+        await router.serve()
+        return None
     if task.kind == "node":
         spec = next(node for node in task.run.nodes if node.name == task.name)
         if spec.role == "decode":
@@ -74,11 +64,11 @@ async def _main(leash: Leash) -> msgspec.Struct:
         node = NodeProcess(task.run, spec, task.router_endpoint, task.secret, task.host_memory_bytes)
         await node.join(task.join_timeout_s)
         tell(Ready())
-        return await node.serve()
+        await node.serve()
+        return None
     client = ClientProcess(task.run, task.router_endpoint, task.secret)
     await client.join(task.join_timeout_s)
     tell(Ready())
-    await leash.begun()
     return await client.drive(_tell_progress)
 
 
@@ -93,9 +83,11 @@ def main() -> int:
     gc.freeze()
     gc.disable()  # a collection would stall a step; a run is short and its objects are few
     leash = Leash()
+    leash.watch()
     try:
-        report = uvloop.run(_main(leash))
-        Path(leash.assignment.report).write_bytes(msgspec.json.encode(report))
+        report = uvloop.run(_main(leash.assignment))
+        if report is not None:
+            Path(leash.assignment.report).write_bytes(msgspec.json.encode(report))
         tell(Done())
     except PdemuError as error:
         tell(Failed(type(error).__name__, str(error)))

@@ -7,27 +7,21 @@ import contextlib
 import hmac
 import logging
 
-import msgspec
-
 from emulator.core.deploy import RunSpec
 from emulator.core.errors import ProtocolError
-from emulator.core.messages import Begin, Hello, Stop, Welcome, decode_to_router
+from emulator.core.messages import Assembled, Begin, Hello, Report, Stop, Welcome, decode_to_router
 from emulator.core.router import Router, Send
 from emulator.live.clock import ModelClock
 from emulator.live.control import RouterSocket
 from emulator.live.loop_lag import LoopLag
+from emulator.live.reports import RouterReport, pieces
 
+NAME = "router"
 TICK_S = 0.5
+REPORT_S = 10.0
+REPORT_LINGER_S = 5.0
 
 _log = logging.getLogger(__name__)
-
-
-class RouterReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What the router's process hands over when it ends; lag in model seconds."""
-
-    loop_lag_s: list[float]
-    ignored_messages: int
-    unended_requests: int
 
 
 class RouterProcess:
@@ -41,6 +35,9 @@ class RouterProcess:
         self._socket = RouterSocket(f"tcp://127.0.0.1:{run.router.control_port or '*'}")
         self._lag = LoopLag(asyncio.get_running_loop())
         self._peers: set[str] = set()
+        self._clients: set[str] = set()
+        self._unreported: set[str] = set()
+        self._leaving = False
         self._ignored = 0
 
     @property
@@ -48,42 +45,55 @@ class RouterProcess:
         """Where peers connect."""
         return self._socket.endpoint
 
-    async def serve(self) -> RouterReport:
-        """Work until a client says stop; every peer is told."""
+    async def serve(self) -> None:
+        """Work until a client says stop and every node has reported to it; then report too."""
         self._lag.start()
         ticking = asyncio.create_task(self._tick())
         try:
-            while not self._step(*await self._socket.receive()):
-                pass
+            while not self._leaving or self._unreported:
+                peer, data = await self._receive()
+                self._step(peer, data)
+        except TimeoutError:
+            _log.warning("no report from %s", ", ".join(sorted(self._unreported)))
         finally:
             ticking.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await ticking
             self._lag.stop()
-            self._socket.close()
+            for piece in pieces(NAME, self._report()):
+                self._to_clients(piece)
+            self._socket.close(linger_s=REPORT_LINGER_S)
+
+    async def _receive(self) -> tuple[str, bytes]:
+        """The next message; raises TimeoutError when nodes that were told to stop do not report."""
+        limit_s = REPORT_S if self._leaving else None
+        return await asyncio.wait_for(self._socket.receive(), limit_s)
+
+    def _report(self) -> RouterReport:
         return RouterReport(
-            loop_lag_s=[lag / self._run.scale.time for lag in self._lag.samples_s],
+            loop_lag_s=tuple(lag / self._run.scale.time for lag in self._lag.samples_s),
             ignored_messages=self._ignored + self._router.ignored,
             unended_requests=self._router.live_requests,
         )
 
-    def _step(self, peer: str, data: bytes) -> bool:
-        """Handle one message; True when the run is over."""
+    def _step(self, peer: str, data: bytes) -> None:
         try:
             message = decode_to_router(data)
         except ProtocolError as error:
             self._ignored += 1
             _log.warning("from %s: %s", peer, error)
-            return False
+            return
         if isinstance(message, Hello):
             self._join(peer, message)
         elif peer not in self._peers:
             self._ignored += 1
+        elif isinstance(message, Report):
+            self._pass_on(peer, message)
         elif isinstance(message, Begin | Stop):
-            return self._announce(message)
+            if peer in self._clients:
+                self._announce(message)
         else:
             self._send(self._router.handle(peer, message, self._clock.now_s()))
-        return False
 
     def _join(self, peer: str, hello: Hello) -> None:
         genuine = hmac.compare_digest(hello.secret.encode(), self._secret.encode())
@@ -93,14 +103,32 @@ class RouterProcess:
         block_size = next((n.block_size for n in self._run.nodes if n.name == peer), 1)
         self._router.join(hello, block_size, self._clock.now_s())
         self._peers.add(peer)
+        if hello.role == "client":
+            self._clients.add(peer)
         self._socket.send(peer, Welcome())
+        if self._peers >= {node.name for node in self._run.nodes}:
+            self._to_clients(Assembled())
 
-    def _announce(self, message: Begin | Stop) -> bool:
+    def _announce(self, message: Begin | Stop) -> None:
         if isinstance(message, Begin):
             self._clock.begin(message.t0_monotonic_s)
+        else:
+            self._leaving = True
+            self._unreported = self._peers - self._clients
         for peer in self._peers:
             self._socket.send(peer, message)
-        return isinstance(message, Stop)
+
+    def _pass_on(self, peer: str, report: Report) -> None:
+        if report.name != peer:
+            self._ignored += 1
+            return
+        self._to_clients(report)
+        if report.last:
+            self._unreported.discard(peer)
+
+    def _to_clients(self, message: Assembled | Report) -> None:
+        for client in self._clients:
+            self._socket.send(client, message)
 
     async def _tick(self) -> None:
         while True:
@@ -112,4 +140,5 @@ class RouterProcess:
         for send in sends:
             if not self._socket.send(send.peer, send.message) and send.peer in self._peers:
                 self._peers.discard(send.peer)
+                self._unreported.discard(send.peer)
                 self._send(self._router.lost(send.peer))

@@ -10,7 +10,7 @@ from emulator.core.deploy import RunSpec
 
 
 class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Who a process is: the first line on its standard input. Its report goes to the file `report`.
+    """Who a process is: the first line on its standard input. The client writes the run's report to the file `report`.
 
     A node may keep up to `host_memory_bytes` of received KV, and is expected to keep about `expected_kv_bytes`.
     """
@@ -19,7 +19,7 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     name: str
     run: RunSpec
     secret: str
-    report: str
+    report: str = ""
     router_endpoint: str = ""
     host_memory_bytes: int = 0
     expected_kv_bytes: int = 0
@@ -41,7 +41,7 @@ class Underway(msgspec.Struct, frozen=True, tag_field="status", tag="underway"):
 
 
 class Done(msgspec.Struct, frozen=True, tag_field="status", tag="done"):
-    """The report is written."""
+    """The process has done its part; a client's report is written."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag_field="status", tag="failed"):
@@ -52,5 +52,3 @@ class Failed(msgspec.Struct, frozen=True, tag_field="status", tag="failed"):
 
 
 Status = Ready | Underway | Done | Failed
-
-BEGIN_LINE = b"begin\n"

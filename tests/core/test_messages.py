@@ -17,6 +17,7 @@ from emulator.core.errors import ProtocolError
 from emulator.core.messages import (
     MAX_MESSAGE_BYTES,
     Abort,
+    Assembled,
     Begin,
     Finished,
     Generate,
@@ -30,6 +31,7 @@ from emulator.core.messages import (
     PrefillDone,
     Rejected,
     Release,
+    Report,
     Reserve,
     Reserved,
     SendKv,
@@ -64,6 +66,7 @@ TO_ROUTER: tuple[Message, ...] = (
     Heartbeat(1, 2, 3),
     Begin(12.5),
     Stop(),
+    Report("decode-0", b"\x00\xff{", False),
 )
 TO_NODE: tuple[Message, ...] = (
     Welcome(),
@@ -83,6 +86,8 @@ TO_CLIENT: tuple[Message, ...] = (
     Tokens(TOKENS),
     Finished("a", "length"),
     Finished("a", "error", "node was lost", "prefill-0", "decode-0", TIMES),
+    Assembled(),
+    Report("router", b"", True),
 )
 Decode = Callable[[bytes], Message]
 RECEIVERS: tuple[tuple[Decode, tuple[Message, ...], object], ...] = (

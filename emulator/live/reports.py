@@ -1,0 +1,98 @@
+"""What each process of a run hands over when it ends, and how it travels: in pieces over the control network.
+
+No launcher needs a folder that all processes share; the client ends up with everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+import msgspec
+
+from emulator.core.errors import ProtocolError
+from emulator.core.messages import Report
+from emulator.core.records import Record, StepRecord
+
+PIECE_BYTES = 1 << 20
+MAX_REPORT_BYTES = 1 << 30
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class TransferRow(msgspec.Struct, frozen=True):
+    """One transfer as its receiver saw it: the parts' (start, end, bytes) in model seconds and wire bytes."""
+
+    request_id: str
+    node: str
+    parts: tuple[tuple[float, float, int], ...]
+
+
+class KvReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What went through one node's end of the KV network. Bytes on the wire; `blocked_s` in model seconds."""
+
+    transfers: tuple[TransferRow, ...] = ()
+    received_bytes: int = 0
+    unretained_bytes: int = 0
+    peak_retained_bytes: int = 0
+    dropped_frames: int = 0
+    blocked_s: float = 0.0
+
+
+class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A node's steps, transfers and loop lag (model seconds)."""
+
+    name: str
+    steps: tuple[StepRecord, ...]
+    kv: KvReport
+    loop_lag_s: tuple[float, ...]
+    preemptions: int
+
+
+class RouterReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The router's loop lag (model seconds), and what it ignored or never finished."""
+
+    loop_lag_s: tuple[float, ...]
+    ignored_messages: int
+    unended_requests: int
+
+
+class RunReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole run as the client has it in the end; lag in model seconds."""
+
+    records: tuple[Record, ...]
+    loop_lag_s: tuple[float, ...]
+    router: RouterReport
+    nodes: tuple[NodeReport, ...]
+
+
+def pieces(name: str, report: msgspec.Struct) -> Iterator[Report]:
+    """The report of process `name` in messages of bounded size."""
+    data = msgspec.json.encode(report)
+    for start in range(0, len(data), PIECE_BYTES):
+        yield Report(name, data[start : start + PIECE_BYTES], start + PIECE_BYTES >= len(data))
+
+
+class ReportCollector:
+    """Puts the pieces of several reports together."""
+
+    def __init__(self) -> None:
+        self._data: dict[str, bytearray] = {}
+        self._whole: set[str] = set()
+
+    def add(self, piece: Report) -> None:
+        """Take the next piece; raises ProtocolError when a report grows beyond all bounds."""
+        data = self._data.setdefault(piece.name, bytearray())
+        data += piece.data
+        if len(data) > MAX_REPORT_BYTES:
+            raise ProtocolError(f"the report of {piece.name} is above {MAX_REPORT_BYTES} bytes")
+        if piece.last:
+            self._whole.add(piece.name)
+
+    def missing(self, names: Iterable[str]) -> list[str]:
+        """Those whose reports are not complete."""
+        return [name for name in names if name not in self._whole]
+
+    def get(self, name: str, kind: type[T]) -> T:
+        """A complete report."""
+        return msgspec.json.decode(self._data[name], type=kind)
