@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import msgspec
 
-from emulator.core.deploy import RunSpec
 from emulator.core.errors import DeadlineError
 from emulator.core.load import LoadGenerator
 from emulator.core.messages import (
@@ -31,6 +30,7 @@ from emulator.live.control import PeerSocket
 from emulator.live.loop_lag import LoopLag
 from emulator.live.reports import NodeReport, ReportCollector, RouterReport, RunReport
 from emulator.live.router import NAME as ROUTER
+from emulator.live.status import Assignment
 
 NAME = "client"
 START_DELAY_S = 0.25
@@ -49,14 +49,14 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 class ClientProcess:
     """Sends each request at its scheduled instant and notes what comes back; then ends the run."""
 
-    def __init__(self, run: RunSpec, router_endpoint: str, secret: str) -> None:
-        self._secret = secret
-        self._run = run
+    def __init__(self, task: Assignment) -> None:
+        self._secret = task.secret
+        self._run = run = task.run
         self._clock = ModelClock(run.scale.time)
         self._generator = LoadGenerator(run.load)
         self._recorder = Recorder()
         self._lag = LoopLag(asyncio.get_running_loop())
-        self._control = PeerSocket(router_endpoint, NAME)
+        self._control = PeerSocket(task.router_endpoint, NAME, task.router_public_key)
         self._alarm = Alarm(asyncio.get_running_loop(), self._due, "schedule")
         self._sent = self._ended_requests = 0
         self._receiving: asyncio.Task[None]

@@ -2,12 +2,16 @@
 
 The router binds one ROUTER socket; each node and client connects a DEALER socket whose routing id is its name. A
 send never waits: a peer whose queue is full or whose connection is gone is reported as lost instead.
+
+On loopback messages travel in the clear. Anywhere else CURVE encrypts them and proves the router to its peers, who
+prove themselves by the run's secret in their first message.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
+from typing import NamedTuple
 
 import zmq
 import zmq.asyncio
@@ -18,6 +22,19 @@ from emulator.core.messages import MAX_MESSAGE_BYTES, Hello, Message, Welcome, d
 _QUEUE_MESSAGES = 20_000
 
 
+class CurveKeys(NamedTuple):
+    """A router's CURVE key pair, in Z85 text."""
+
+    public: str
+    secret: str
+
+    @classmethod
+    def new(cls) -> CurveKeys:
+        """A fresh pair."""
+        public, secret = zmq.curve_keypair()
+        return cls(public.decode("ascii"), secret.decode("ascii"))
+
+
 def require_loopback(address: str) -> None:
     """Raises ConfigError unless the host of a `tcp://host:port` address is a loopback address."""
     host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
@@ -26,18 +43,27 @@ def require_loopback(address: str) -> None:
     except ValueError:
         loopback = host == "localhost"
     if not loopback:
-        raise ConfigError(f"control address {address}: only loopback addresses are allowed, such as 127.0.0.1")
+        raise ConfigError(
+            f"control address {address}: without a key only loopback addresses are allowed, such as 127.0.0.1"
+        )
 
 
 class RouterSocket:
-    """The router's end. `endpoint` is the address with its real port; raises ConfigError if the port is taken."""
+    """The router's end. `endpoint` is the address with its real port; raises ConfigError if the port is taken.
 
-    def __init__(self, address: str) -> None:
-        require_loopback(address)
+    An address that is not loopback needs `keys`.
+    """
+
+    def __init__(self, address: str, keys: CurveKeys | None = None) -> None:
+        if keys is None:
+            require_loopback(address)
         self._context = zmq.asyncio.Context(io_threads=1)
         self._socket = self._context.socket(zmq.ROUTER)
         _configure(self._socket)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        if keys is not None:
+            self._socket.setsockopt(zmq.CURVE_SERVER, 1)
+            self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode("ascii"))
         try:
             self._socket.bind(address)
         except zmq.ZMQError as error:
@@ -64,14 +90,20 @@ class RouterSocket:
 
 
 class PeerSocket:
-    """The end of a node or client named `name`."""
+    """The end of a node or client named `name`; `router_key` is the router's public key, needed beyond loopback."""
 
-    def __init__(self, endpoint: str, name: str) -> None:
-        require_loopback(endpoint)
+    def __init__(self, endpoint: str, name: str, router_key: str = "") -> None:
+        if not router_key:
+            require_loopback(endpoint)
         self._context = zmq.asyncio.Context(io_threads=1)
         self._socket = self._context.socket(zmq.DEALER)
         _configure(self._socket)
         self._socket.setsockopt(zmq.ROUTING_ID, name.encode("ascii"))
+        if router_key:
+            public, secret = zmq.curve_keypair()
+            self._socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
+            self._socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
+            self._socket.setsockopt(zmq.CURVE_SERVERKEY, router_key.encode("ascii"))
         self._socket.connect(endpoint)
 
     async def join(self, hello: Hello, timeout_s: float) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from emulator.core.deploy import NodeSpec, RunSpec
+from emulator.core.deploy import NodeSpec
 from emulator.core.effects import CancelTransmit, CloseTicket, OpenTicket, Transmit
 from emulator.core.scaling import Scaling
 from emulator.live.clock import ModelClock
@@ -15,6 +15,7 @@ from emulator.live.kv_frames import Arrival
 from emulator.live.kv_receiver import KvReceiver
 from emulator.live.kv_sender import KvSender
 from emulator.live.reports import KvReport, TransferRow
+from emulator.live.status import Assignment
 
 
 class KvEnd:
@@ -25,14 +26,14 @@ class KvEnd:
 
     def __init__(
         self,
-        run: RunSpec,
+        task: Assignment,
         node: NodeSpec,
         clock: ModelClock,
         *,
-        host_memory_bytes: int,
         arrived: Callable[[int, int, float, float], None],
         failed: Callable[[Exception], None],
     ) -> None:
+        run = task.run
         self._node = node
         self._clock = clock
         self._scaling = Scaling(run.scale)
@@ -50,10 +51,10 @@ class KvEnd:
             self._sender = KvSender(egress_bytes_per_s=rate, verify=run.verify_kv, on_error=self._link_failed)
         if node.role == "decode":
             self._receiver = KvReceiver(
-                "tcp://127.0.0.1:*",
+                f"tcp://{task.kv_address}:*",
                 ingress_bytes_per_s=rate,
                 delay_s=self._scaling.wall_s(run.link.delay_s),
-                host_memory_bytes=host_memory_bytes,
+                host_memory_bytes=task.host_memory_bytes,
                 verify=run.verify_kv,
                 on_complete=self._complete,
                 on_error=self._link_failed,

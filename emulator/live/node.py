@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Iterable
 from functools import partial
 
-from emulator.core.deploy import NodeSpec, RunSpec
+from emulator.core.deploy import NodeSpec
 from emulator.core.effects import CancelTransmit, CloseTicket, Effect, OpenTicket, RecordStep, Reply, RunStep, Transmit
 from emulator.core.engine import Engine
 from emulator.core.errors import DeadlineError
@@ -20,6 +20,7 @@ from emulator.live.device import VirtualDevice
 from emulator.live.kv_end import KvEnd
 from emulator.live.loop_lag import LoopLag
 from emulator.live.reports import NodeReport, pieces
+from emulator.live.status import Assignment
 
 TICK_S = 1.0
 REPORT_LINGER_S = 5.0
@@ -28,20 +29,18 @@ REPORT_LINGER_S = 5.0
 class NodeProcess:
     """Carries out what the engine of one node decides."""
 
-    def __init__(self, run: RunSpec, node: NodeSpec, router_endpoint: str, secret: str, host_memory_bytes: int) -> None:
+    def __init__(self, task: Assignment, node: NodeSpec) -> None:
         self._node = node
-        self._secret = secret
-        self._scale_time = run.scale.time
-        self._clock = ModelClock(run.scale.time)
+        self._secret = task.secret
+        self._scale_time = task.run.scale.time
+        self._clock = ModelClock(self._scale_time)
         self._lag = LoopLag(asyncio.get_running_loop())
-        self._control = PeerSocket(router_endpoint, node.name)
+        self._control = PeerSocket(task.router_endpoint, node.name, task.router_public_key)
         self._device = VirtualDevice(asyncio.get_running_loop(), self._step_done, node.name)
         self._steps: list[StepRecord] = []
         self._failure: Exception | None = None
         self._ended = asyncio.Event()
-        self._kv = KvEnd(
-            run, node, self._clock, host_memory_bytes=host_memory_bytes, arrived=self._kv_arrived, failed=self._fail
-        )
+        self._kv = KvEnd(task, node, self._clock, arrived=self._kv_arrived, failed=self._fail)
         new_ticket = partial(secrets.randbits, 63)
         self._engine = Engine(node, new_ticket=new_ticket, kv_endpoint=self._kv.endpoint)
 

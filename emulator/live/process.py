@@ -53,7 +53,7 @@ class Leash:
 async def _main(task: Assignment) -> RunReport | None:
     """Live through the run; a client returns its report."""
     if task.kind == "router":
-        router = RouterProcess(task.run, task.secret)
+        router = RouterProcess(task)
         tell(Ready(router.endpoint))
         await router.serve()
         return None
@@ -61,12 +61,12 @@ async def _main(task: Assignment) -> RunReport | None:
         spec = next(node for node in task.run.nodes if node.name == task.name)
         if spec.role == "decode":
             warm_heap(task.expected_kv_bytes)
-        node = NodeProcess(task.run, spec, task.router_endpoint, task.secret, task.host_memory_bytes)
+        node = NodeProcess(task, spec)
         await node.join(task.join_timeout_s)
         tell(Ready())
         await node.serve()
         return None
-    client = ClientProcess(task.run, task.router_endpoint, task.secret)
+    client = ClientProcess(task)
     await client.join(task.join_timeout_s)
     tell(Ready())
     return await client.drive(_tell_progress)

@@ -7,14 +7,14 @@ import contextlib
 import hmac
 import logging
 
-from emulator.core.deploy import RunSpec
 from emulator.core.errors import ProtocolError
 from emulator.core.messages import Assembled, Begin, Hello, Report, Stop, Welcome, decode_to_router
 from emulator.core.router import Router, Send
 from emulator.live.clock import ModelClock
-from emulator.live.control import RouterSocket
+from emulator.live.control import CurveKeys, RouterSocket
 from emulator.live.loop_lag import LoopLag
 from emulator.live.reports import RouterReport, pieces
+from emulator.live.status import Assignment
 
 NAME = "router"
 TICK_S = 0.5
@@ -27,12 +27,13 @@ _log = logging.getLogger(__name__)
 class RouterProcess:
     """Receives, lets the router decide, sends."""
 
-    def __init__(self, run: RunSpec, secret: str) -> None:
-        self._run = run
-        self._secret = secret
+    def __init__(self, task: Assignment) -> None:
+        self._run = run = task.run
+        self._secret = task.secret
         self._router = Router(run.router)
         self._clock = ModelClock(run.scale.time)
-        self._socket = RouterSocket(f"tcp://127.0.0.1:{run.router.control_port or '*'}")
+        keys = CurveKeys(task.router_public_key, task.router_secret_key) if task.router_secret_key else None
+        self._socket = RouterSocket(f"tcp://{task.control_address}:{run.router.control_port or '*'}", keys)
         self._lag = LoopLag(asyncio.get_running_loop())
         self._peers: set[str] = set()
         self._clients: set[str] = set()

@@ -12,7 +12,9 @@ from emulator.core.deploy import RunSpec
 class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Who a process is: the first line on its standard input. The client writes the run's report to the file `report`.
 
-    A node may keep up to `host_memory_bytes` of received KV, and is expected to keep about `expected_kv_bytes`.
+    A router listens on `control_address`, a decode node takes KV in on `kv_address`; addresses beyond loopback need
+    the router's keys. A node may keep up to `host_memory_bytes` of received KV, and is expected to keep about
+    `expected_kv_bytes`.
     """
 
     kind: Literal["router", "node", "client"]
@@ -21,6 +23,10 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     secret: str
     report: str = ""
     router_endpoint: str = ""
+    router_public_key: str = ""
+    router_secret_key: str = ""
+    control_address: str = "127.0.0.1"
+    kv_address: str = "127.0.0.1"
     host_memory_bytes: int = 0
     expected_kv_bytes: int = 0
     join_timeout_s: float = 20.0
