@@ -51,6 +51,7 @@ Out = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help="Folder for the results (default: a new one in runs/).")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else there.")]
+Force = Annotated[bool, typer.Option("--force", help="Run over KV links that are not as asked, marked UNSHAPED.")]
 VerifyKv = Annotated[bool, typer.Option("--verify-kv", help="Check every KV frame by checksum.")]
 
 
@@ -66,10 +67,11 @@ def compare(
     out: Out = None,
     json: Json = False,
     verify_kv: VerifyKv = False,
+    force: Force = False,
 ) -> None:
     """Run every deployment of TOPOLOGY on the same requests; print a table and what follows from it."""
     spec = _topology(topology, kv_bandwidth=kv_bandwidth, rate=rate, duration=duration, trace=trace, seed=seed)
-    prepared = lab.prepare(spec, load_catalog(), load_traces(spec.workload), verify_kv=verify_kv, out=out)
+    prepared = lab.prepare(spec, load_catalog(), load_traces(spec.workload), verify_kv=verify_kv, force=force, out=out)
     _perform(prepared, as_json=json)
 
 
@@ -86,11 +88,14 @@ def run(
     out: Out = None,
     json: Json = False,
     verify_kv: VerifyKv = False,
+    force: Force = False,
 ) -> None:
     """Run one deployment of TOPOLOGY; print its table."""
     spec = _topology(topology, kv_bandwidth=kv_bandwidth, rate=rate, duration=duration, trace=trace, seed=seed)
     traces = load_traces(spec.workload)
-    prepared = lab.prepare(spec, load_catalog(), traces, deployments=[deployment], verify_kv=verify_kv, out=out)
+    prepared = lab.prepare(
+        spec, load_catalog(), traces, deployments=[deployment], verify_kv=verify_kv, force=force, out=out
+    )
     _perform(prepared, as_json=json)
 
 

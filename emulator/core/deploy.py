@@ -56,7 +56,7 @@ class LinkSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One run: a deployment at one KV bandwidth under one load."""
+    """One run: a deployment at one KV bandwidth under one load; `force`d, it runs over links that are not as asked."""
 
     topology: str
     deployment: str
@@ -71,6 +71,7 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     model: str
     host_memory_bytes: int | None = None
     verify_kv: bool = False
+    force: bool = False
 
     @property
     def gpus(self) -> int:
@@ -97,6 +98,7 @@ def plan_runs(
     *,
     deployments: Iterable[str] | None = None,
     verify_kv: bool = False,
+    force: bool = False,
 ) -> list[RunSpec]:
     """Every run of a topology: each deployment (or those named), the disaggregated ones at each bandwidth.
 
@@ -128,6 +130,7 @@ def plan_runs(
                     model=find_model(catalog, topology.model).name,
                     host_memory_bytes=int(topology.host_memory) if topology.host_memory else None,
                     verify_kv=verify_kv,
+                    force=force,
                 )
             )
     _check_stated_lengths(topology, runs)

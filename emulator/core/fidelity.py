@@ -13,6 +13,7 @@ import numpy as np
 
 from emulator.core.deploy import RunSpec
 from emulator.core.link import Part, expected_ends
+from emulator.core.probe import Probe
 from emulator.core.records import Record, StepRecord
 from emulator.core.scaling import Scaling
 from emulator.core.summary import Fidelity
@@ -44,6 +45,7 @@ class Observed:
     loop_lag_s: Sequence[float]
     transfers: Sequence[ObservedTransfer]
     cpu_busy: Sequence[float]
+    probes: Sequence[Probe] = ()
     unretained_bytes: int = 0
     dropped_frames: int = 0
 
@@ -65,6 +67,7 @@ def judge(run: RunSpec, observed: Observed) -> Fidelity:
     over = [(name, value, bound) for name, value, bound in bounded if value is not None and value > bound]
     reasons = [f"{name} {value:.2f} ms is above {bound:.2f} ms" for name, value, bound in over]
     cures = [value / bound for _, value, bound in over]
+    reasons += [f"UNSHAPED: {problem}" for probe in observed.probes if (problem := probe.problem())]
     if ratio is not None and abs(ratio - 1) > LINK_TOLERANCE:
         reasons.append(f"KV links reached {ratio:.1%} of the payload rate asked for")
         cures.append(max(2.0, 1 / ratio))

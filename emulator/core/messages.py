@@ -4,15 +4,17 @@ The router stands in the middle: clients and nodes speak to it alone, so a ticke
 two hops and every node needs one connection. Bulk KV never travels here.
 
   client → router   Submit, Abort
-  router → prefill  Prefill, SendKv, Release, Abort
-  router → decode   Reserve, Abort
+  router → prefill  Prefill, SendKv, Release, Abort, SendProbe
+  router → decode   Reserve, Abort, OpenProbe
   router → coloc.   Generate, Abort
-  node → router     Hello, PrefillDone, KvReady, Reserved, KvReceived, StepTokens, Rejected, Heartbeat, Report
+  node → router     Hello, PrefillDone, KvReady, Reserved, KvReceived, StepTokens, Rejected, Heartbeat, Report,
+                    ProbeOpened, ProbeDone
   router → client   Tokens, Finished, Assembled, Report
   router → all      Welcome, Begin, Stop
 
-A run: every peer says Hello; once all nodes have, the client hears Assembled and begins; when its load has ended it
-says Stop, and every process sends its Report through the router to the client before it leaves.
+A run: every peer says Hello; once all nodes have, the router has each pair's link probed, and the client hears
+Assembled and begins; when its load has ended it says Stop, and every process sends its Report through the router to
+the client before it leaves.
 
 Decoding is strict and bounded: unknown types and fields, wrong types and oversized payloads raise ProtocolError.
 """
@@ -87,6 +89,21 @@ class SendKv(Message, frozen=True):
     endpoint: str
 
 
+class OpenProbe(Message, frozen=True):
+    """To a decode node, before a run: take in `pings` transfers of one byte, then one of `nbytes`."""
+
+    pings: int
+    nbytes: int
+
+
+class SendProbe(Message, frozen=True):
+    """To a prefill node, before a run: send a byte under each ticket but the last, one by one, then `nbytes`."""
+
+    endpoint: str
+    tickets: tuple[int, ...]
+    nbytes: int
+
+
 class Release(Message, frozen=True):
     """To a prefill node: the KV has arrived, its blocks are free."""
 
@@ -132,6 +149,20 @@ class KvReceived(Message, frozen=True):
 
     request_id: str
     times: RequestTimes
+
+
+class ProbeOpened(Message, frozen=True):
+    """A probe may be sent to `endpoint` under `tickets`."""
+
+    endpoint: str
+    tickets: tuple[int, ...]
+
+
+class ProbeDone(Message, frozen=True):
+    """What a probe showed, wall seconds: how long its bytes took, and each ping from sending to arrival."""
+
+    seconds: float
+    ping_s: tuple[float, ...]
 
 
 class TokenCount(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -191,8 +222,20 @@ class Finished(Message, frozen=True):
     times: RequestTimes = RequestTimes()
 
 
+class LinkProbe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the probe of one pair's link showed: wall seconds that `nbytes` took, and its pings."""
+
+    source: str
+    destination: str
+    nbytes: int
+    seconds: float
+    ping_s: tuple[float, ...]
+
+
 class Assembled(Message, frozen=True):
-    """All nodes of the run have joined; it can begin."""
+    """All nodes of the run have joined and their links were probed; it can begin."""
+
+    probes: tuple[LinkProbe, ...] = ()
 
 
 class Report(Message, frozen=True):
@@ -234,8 +277,10 @@ ToRouter = (
     | Begin
     | Stop
     | Report
+    | ProbeOpened
+    | ProbeDone
 )
-ToNode = Welcome | Begin | Stop | Generate | Prefill | Reserve | SendKv | Release | Abort
+ToNode = Welcome | Begin | Stop | Generate | Prefill | Reserve | SendKv | Release | Abort | OpenProbe | SendProbe
 ToClient = Welcome | Begin | Stop | Tokens | Finished | Assembled | Report
 
 

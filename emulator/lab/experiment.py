@@ -27,6 +27,7 @@ from emulator.simulate import simulate
 
 LAUNCHER = "local"
 SHAPING = "paced"
+UNSHAPED = "UNSHAPED"
 # What a simulation foresees of the KV that decode nodes keep is exceeded by at most this factor.
 RETAINED_MARGIN = 1.25
 
@@ -52,6 +53,7 @@ def prepare(
     *,
     deployments: Sequence[str] | None = None,
     verify_kv: bool = False,
+    force: bool = False,
     out: Path | None = None,
 ) -> Experiment:
     """Plan every run and check that it can work before any starts; only then make the folder.
@@ -59,7 +61,7 @@ def prepare(
     Raises ConfigError or CapacityError for whatever a user has to mend.
     """
     load = plan_load(topology.workload, traces)
-    runs = tuple(plan_runs(topology, catalog, load, deployments=deployments, verify_kv=verify_kv))
+    runs = tuple(plan_runs(topology, catalog, load, deployments=deployments, verify_kv=verify_kv, force=force))
     if deployments is None:
         verdict.check_equal_hardware(
             {run.deployment: run.gpus for run in runs if run.link is not None},
@@ -128,7 +130,7 @@ def summarize_experiment(
     return CompareSummary(
         topology=experiment.topology.name,
         launcher=LAUNCHER,
-        shaping=SHAPING if any(run.link for run in experiment.runs) else "none",
+        shaping=_overall([result.summary.shaping for result in results]),
         scale=first.scale,
         first_token=first.first_token,
         seed=first.seed,
@@ -137,6 +139,11 @@ def summarize_experiment(
         verdict=judgement.verdicts,
         withheld=judgement.withheld,
     )
+
+
+def _overall(shapings: Sequence[str]) -> str:
+    """One word for all runs: UNSHAPED if any is, else how those with a KV network are shaped."""
+    return next((shaping for shaping in (UNSHAPED, SHAPING) if shaping in shapings), "none")
 
 
 def _shaping(run: RunSpec) -> str:
@@ -158,6 +165,7 @@ def _result(run: RunSpec, live: LiveResult) -> tuple[RunResult, list[TransferRow
             if (prefill_node := source.get(row.request_id)) is not None
         ],
         cpu_busy=live.cpu_busy,
+        probes=live.report.probes,
         unretained_bytes=sum(node.kv.unretained_bytes for node in live.report.nodes),
         dropped_frames=sum(node.kv.dropped_frames for node in live.report.nodes),
     )
@@ -169,7 +177,7 @@ def _result(run: RunSpec, live: LiveResult) -> tuple[RunResult, list[TransferRow
         duration_s=run.load.duration_s,
         kv_bandwidth_bps=run.link.bandwidth_bps if run.link is not None else None,
         launcher=LAUNCHER,
-        shaping=_shaping(run),
+        shaping=UNSHAPED if any(probe.problem() for probe in live.report.probes) else _shaping(run),
         seed=run.seed,
         fidelity=fidelity.judge(run, observed),
     )

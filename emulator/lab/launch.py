@@ -20,6 +20,7 @@ import msgspec
 
 from emulator.core.deploy import RunSpec
 from emulator.core.errors import ConfigError, DeadlineError, RunError
+from emulator.core.probe import Prober
 from emulator.core.workload import LoadPlan
 from emulator.lab.cpu import CpuSampler
 from emulator.live.allocator import NODE_ALLOCATOR_ENV
@@ -28,6 +29,7 @@ from emulator.live.reports import RunReport
 from emulator.live.status import Assignment, Done, Failed, Ready, Status, Underway
 
 READY_S = 60.0
+PROBE_S = 8.0
 FINISH_S = 15.0
 STOP_S = 3.0
 _LINE_BYTES = 1 << 20
@@ -72,6 +74,11 @@ class LocalLauncher:
     def _report(self) -> Path:
         return self.folder / "report.json"
 
+    @property
+    def _ready_s(self) -> float:
+        """How long the cluster may take to be ready: to start, to warm its memory and to probe every pair's link."""
+        return READY_S + PROBE_S * len(Prober.of(self.run).pairs)
+
     async def launch(self) -> LiveResult:
         """Start, wait for readiness, run, collect; whatever happens, no process outlives this call.
 
@@ -94,7 +101,7 @@ class LocalLauncher:
             for node in self.run.nodes
         ]
         client = await self._start("client", CLIENT, self.run, secret=secret, endpoint=endpoint)
-        await self._settle([child.ready for child in (*others, client)], READY_S, "start")
+        await self._settle([child.ready for child in (*others, client)], self._ready_s, "start")
         load = self.run.load
         limit_s = (load.duration_s + load.drain_s) * self.run.scale.time + FINISH_S
         with CpuSampler() as cpu:
@@ -132,6 +139,7 @@ class LocalLauncher:
             router_endpoint=endpoint,
             host_memory_bytes=self.host_memory_bytes,
             expected_kv_bytes=self.expected_kv_bytes,
+            join_timeout_s=self._ready_s,
         )
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(task) + b"\n")
@@ -201,7 +209,7 @@ class LocalLauncher:
 
 
 def _error(child: Child, kind: str, message: str) -> Exception:
-    if kind in ("ConfigError", "CapacityError"):
+    if kind in ("ConfigError", "CapacityError", "FidelityError"):
         return ConfigError(message)
     if kind == "DeadlineError":
         return DeadlineError(message)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from emulator.core.errors import DeadlineError
+from emulator.core.errors import DeadlineError, FidelityError
 from emulator.core.load import LoadGenerator
 from emulator.core.messages import (
     Abort,
@@ -23,6 +23,7 @@ from emulator.core.messages import (
     Tokens,
     decode_to_client,
 )
+from emulator.core.probe import Probe
 from emulator.core.recorder import Recorder
 from emulator.live.alarm import Alarm
 from emulator.live.clock import ModelClock
@@ -61,17 +62,24 @@ class ClientProcess:
         self._sent = self._ended_requests = 0
         self._receiving: asyncio.Task[None]
         self._reports = ReportCollector()
+        self._probes: tuple[Probe, ...] = ()
         self._assembled = asyncio.Event()
         self._idle = asyncio.Event()
         self._reported = asyncio.Event()
         self._failure: Exception | None = None
 
     async def join(self, timeout_s: float) -> None:
-        """Join the cluster and wait until it is complete; raises DeadlineError after `timeout_s` wall seconds."""
+        """Join the cluster and wait until it is complete, its KV links probed.
+
+        Raises DeadlineError after `timeout_s` wall seconds, FidelityError for a link that is not what was asked for.
+        """
         await self._control.join(Hello(NAME, "client", self._secret), timeout_s)
         self._receiving = asyncio.create_task(self._receive())
         self._receiving.add_done_callback(self._task_ended)
         await self._within(timeout_s, self._assembled, "the cluster was not complete")
+        problems = [problem for probe in self._probes if (problem := probe.problem())]
+        if problems and not self._run.force:
+            raise FidelityError(f"{self._run.label}: {problems[0]}; --force runs it all the same, marked UNSHAPED")
 
     async def drive(self, report_progress: Callable[[Progress], None]) -> RunReport:
         """Run the whole load, cut it at the drain deadline, stop the cluster and collect its reports."""
@@ -99,6 +107,7 @@ class ClientProcess:
             raise self._failure
         return RunReport(
             records=tuple(self._recorder.records()),
+            probes=self._probes,
             loop_lag_s=tuple(lag / self._run.scale.time for lag in self._lag.samples_s),
             router=self._reports.get(ROUTER, RouterReport),
             nodes=tuple(self._reports.get(node.name, NodeReport) for node in self._run.nodes),
@@ -138,7 +147,8 @@ class ClientProcess:
                     self._rearm()
                     if self._generator.exhausted() and not self._generator.outstanding:
                         self._idle.set()
-                case Assembled():
+                case Assembled(probes=probes):
+                    self._probes = tuple(Probe.of(seen, self._run) for seen in probes)
                     self._assembled.set()
                 case Report():
                     self._reports.add(message)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable
 
 import msgspec
 
 from emulator.core.deploy import NodeSpec
 from emulator.core.effects import CancelTransmit, CloseTicket, OpenTicket, Transmit
+from emulator.core.messages import OpenProbe, ProbeDone, ProbeOpened, SendProbe
 from emulator.core.scaling import Scaling
 from emulator.live.clock import ModelClock
 from emulator.live.kv_frames import Arrival
@@ -17,11 +19,14 @@ from emulator.live.kv_sender import KvSender
 from emulator.live.reports import KvReport, TransferRow
 from emulator.live.status import Assignment
 
+PING_GAP_S = 0.01
+
 
 class KvEnd:
     """Sender, receiver or neither, by the node's role.
 
-    `arrived(ticket, nbytes, start_s, end_s)` is called on the loop with model bytes and model seconds.
+    `arrived(ticket, nbytes, start_s, end_s)` is called on the loop with model bytes and model seconds, `probed` when
+    a probe is complete.
     """
 
     def __init__(
@@ -31,6 +36,7 @@ class KvEnd:
         clock: ModelClock,
         *,
         arrived: Callable[[int, int, float, float], None],
+        probed: Callable[[ProbeDone], None],
         failed: Callable[[Exception], None],
     ) -> None:
         run = task.run
@@ -38,6 +44,10 @@ class KvEnd:
         self._clock = clock
         self._scaling = Scaling(run.scale)
         self._arrived = arrived
+        self._probed = probed
+        self._probe: list[int] = []
+        self._probe_seen: list[Arrival] = []
+        self._probe_bytes = 0
         self._failed = failed
         self._loop = asyncio.get_running_loop()
         self._expected: dict[int, OpenTicket] = {}
@@ -46,6 +56,7 @@ class KvEnd:
         self._receiver: KvReceiver | None = None
         if run.link is None:
             return
+        self._delay_s = self._scaling.wall_s(run.link.delay_s)
         rate = self._scaling.wall_bytes_per_s(run.link.payload_bps)
         if node.role == "prefill":
             self._sender = KvSender(egress_bytes_per_s=rate, verify=run.verify_kv, on_error=self._link_failed)
@@ -53,7 +64,7 @@ class KvEnd:
             self._receiver = KvReceiver(
                 f"tcp://{task.kv_address}:*",
                 ingress_bytes_per_s=rate,
-                delay_s=self._scaling.wall_s(run.link.delay_s),
+                delay_s=self._delay_s,
                 host_memory_bytes=task.host_memory_bytes,
                 verify=run.verify_kv,
                 on_complete=self._complete,
@@ -89,6 +100,24 @@ class KvEnd:
         self._expected.pop(effect.ticket, None)
         self._receiver.release(effect.ticket)
 
+    def open_probe(self, probe: OpenProbe) -> ProbeOpened:
+        """Let a probe in: a ticket for each ping and one for its bytes."""
+        assert self._receiver is not None
+        self._probe = [secrets.randbits(63) for _ in range(probe.pings + 1)]
+        self._probe_seen = []
+        for ticket in self._probe[:-1]:
+            self._receiver.open(ticket, 1)
+        self._receiver.open(self._probe[-1], probe.nbytes)
+        return ProbeOpened(self.endpoint, tuple(self._probe))
+
+    async def send_probe(self, probe: SendProbe) -> None:
+        """Send the pings one by one, each when the last must have arrived, then the bytes."""
+        assert self._sender is not None
+        for ticket in probe.tickets[:-1]:
+            self._sender.send(probe.endpoint, ticket, 1)
+            await asyncio.sleep(PING_GAP_S + 2 * self._delay_s)
+        self._sender.send(probe.endpoint, probe.tickets[-1], probe.nbytes)
+
     def close(self) -> KvReport:
         """Close the sockets; what went through them."""
         report = KvReport(transfers=tuple(self._transfers))
@@ -101,7 +130,7 @@ class KvEnd:
             self._receiver.close()
             report = msgspec.structs.replace(
                 report,
-                received_bytes=stats.bytes,
+                received_bytes=stats.bytes - self._probe_bytes,
                 unretained_bytes=stats.unretained_bytes,
                 peak_retained_bytes=stats.peak_retained_bytes,
                 dropped_frames=stats.dropped,
@@ -117,6 +146,9 @@ class KvEnd:
         self._loop.call_soon_threadsafe(self._failed, error)
 
     def _on_complete(self, arrival: Arrival) -> None:
+        if arrival.ticket in self._probe:
+            self._on_probe(arrival)
+            return
         expected = self._expected.pop(arrival.ticket, None)
         if expected is None:
             return
@@ -125,3 +157,15 @@ class KvEnd:
         self._transfers.append(TransferRow(expected.request_id, self._node.name, parts))
         nbytes = self._scaling.model_bytes(arrival.nbytes, expected.nbytes)
         self._arrived(arrival.ticket, nbytes, model(arrival.start_s), model(arrival.end_s))
+
+    def _on_probe(self, arrival: Arrival) -> None:
+        """One transfer of the probe is complete; the last one ends it."""
+        assert self._receiver is not None
+        self._receiver.release(arrival.ticket)
+        self._probe_seen.append(arrival)
+        self._probe_bytes += arrival.nbytes
+        if len(self._probe_seen) < len(self._probe):
+            return
+        *pings, bulk = sorted(self._probe_seen, key=lambda seen: self._probe.index(seen.ticket))
+        self._probe = []
+        self._probed(ProbeDone(bulk.end_s - bulk.start_s - self._delay_s, tuple(p.end_s - p.start_s for p in pings)))

@@ -12,7 +12,7 @@ from emulator.core.deploy import NodeSpec
 from emulator.core.effects import CancelTransmit, CloseTicket, Effect, OpenTicket, RecordStep, Reply, RunStep, Transmit
 from emulator.core.engine import Engine
 from emulator.core.errors import DeadlineError
-from emulator.core.messages import Begin, Hello, Stop, decode_to_node
+from emulator.core.messages import Begin, Hello, OpenProbe, ProbeDone, SendProbe, Stop, decode_to_node
 from emulator.core.records import StepRecord
 from emulator.live.clock import ModelClock
 from emulator.live.control import PeerSocket
@@ -40,7 +40,7 @@ class NodeProcess:
         self._steps: list[StepRecord] = []
         self._failure: Exception | None = None
         self._ended = asyncio.Event()
-        self._kv = KvEnd(task, node, self._clock, arrived=self._kv_arrived, failed=self._fail)
+        self._kv = KvEnd(task, node, self._clock, arrived=self._kv_arrived, probed=self._probed, failed=self._fail)
         new_ticket = partial(secrets.randbits, 63)
         self._engine = Engine(node, new_ticket=new_ticket, kv_endpoint=self._kv.endpoint)
 
@@ -82,6 +82,10 @@ class NodeProcess:
                 case Stop():
                     self._ended.set()
                     return
+                case OpenProbe():
+                    self._control.send(self._kv.open_probe(message))
+                case SendProbe():
+                    await self._kv.send_probe(message)
                 case _:
                     self._apply(self._engine.handle(message, self._clock.now_s()))
 
@@ -96,6 +100,9 @@ class NodeProcess:
 
     def _kv_arrived(self, ticket: int, nbytes: int, start_s: float, end_s: float) -> None:
         self._apply(self._engine.kv_arrived(ticket, nbytes, start_s, end_s, self._clock.now_s()))
+
+    def _probed(self, seen: ProbeDone) -> None:
+        self._control.send(seen)
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

@@ -17,6 +17,7 @@ import msgspec
 import uvloop
 
 from emulator.core.errors import PdemuError
+from emulator.core.probe import MAX_BYTES
 from emulator.live.client import ClientProcess, Progress
 from emulator.live.heap import warm_heap
 from emulator.live.node import NodeProcess
@@ -60,7 +61,7 @@ async def _main(task: Assignment) -> RunReport | None:
     if task.kind == "node":
         spec = next(node for node in task.run.nodes if node.name == task.name)
         if spec.role == "decode":
-            warm_heap(task.expected_kv_bytes)
+            warm_heap(max(task.expected_kv_bytes, 2 * MAX_BYTES))
         node = NodeProcess(task, spec)
         await node.join(task.join_timeout_s)
         tell(Ready())

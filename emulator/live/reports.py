@@ -12,6 +12,7 @@ import msgspec
 
 from emulator.core.errors import ProtocolError
 from emulator.core.messages import Report
+from emulator.core.probe import Probe
 from emulator.core.records import Record, StepRecord
 
 PIECE_BYTES = 1 << 20
@@ -61,6 +62,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     """The whole run as the client has it in the end; lag in model seconds."""
 
     records: tuple[Record, ...]
+    probes: tuple[Probe, ...]
     loop_lag_s: tuple[float, ...]
     router: RouterReport
     nodes: tuple[NodeReport, ...]

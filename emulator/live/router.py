@@ -8,7 +8,18 @@ import hmac
 import logging
 
 from emulator.core.errors import ProtocolError
-from emulator.core.messages import Assembled, Begin, Hello, Report, Stop, Welcome, decode_to_router
+from emulator.core.messages import (
+    Assembled,
+    Begin,
+    Hello,
+    ProbeDone,
+    ProbeOpened,
+    Report,
+    Stop,
+    Welcome,
+    decode_to_router,
+)
+from emulator.core.probe import Prober, ProbeSend
 from emulator.core.router import Router, Send
 from emulator.live.clock import ModelClock
 from emulator.live.control import CurveKeys, RouterSocket
@@ -39,6 +50,7 @@ class RouterProcess:
         self._clients: set[str] = set()
         self._unreported: set[str] = set()
         self._leaving = False
+        self._prober: Prober | None = None
         self._ignored = 0
 
     @property
@@ -88,6 +100,9 @@ class RouterProcess:
             self._join(peer, message)
         elif peer not in self._peers:
             self._ignored += 1
+        elif isinstance(message, ProbeOpened | ProbeDone) and self._prober is not None:
+            self._probe(self._prober.handle(message))
+            self._prepare()
         elif isinstance(message, Report):
             self._pass_on(peer, message)
         elif isinstance(message, Begin | Stop):
@@ -108,7 +123,19 @@ class RouterProcess:
             self._clients.add(peer)
         self._socket.send(peer, Welcome())
         if self._peers >= {node.name for node in self._run.nodes}:
-            self._to_clients(Assembled())
+            self._prepare()
+
+    def _prepare(self) -> None:
+        """All nodes are here: have their links probed, once, then tell the clients."""
+        if self._prober is None:
+            self._prober = Prober.of(self._run)
+            self._probe(self._prober.start())
+        if self._prober.finished:
+            self._to_clients(Assembled(tuple(self._prober.done)))
+
+    def _probe(self, sends: list[ProbeSend]) -> None:
+        for send in sends:
+            self._socket.send(send.node, send.message)
 
     def _announce(self, message: Begin | Stop) -> None:
         if isinstance(message, Begin):

@@ -25,16 +25,21 @@ from emulator.core.messages import (
     Hello,
     KvReady,
     KvReceived,
+    LinkProbe,
     Message,
     NodeFinish,
+    OpenProbe,
     Prefill,
     PrefillDone,
+    ProbeDone,
+    ProbeOpened,
     Rejected,
     Release,
     Report,
     Reserve,
     Reserved,
     SendKv,
+    SendProbe,
     StepTokens,
     Stop,
     Submit,
@@ -67,6 +72,8 @@ TO_ROUTER: tuple[Message, ...] = (
     Begin(12.5),
     Stop(),
     Report("decode-0", b"\x00\xff{", False),
+    ProbeOpened("tcp://127.0.0.1:4711", (1, 2**62)),
+    ProbeDone(0.2, (0.001, 0.002)),
 )
 TO_NODE: tuple[Message, ...] = (
     Welcome(),
@@ -78,6 +85,8 @@ TO_NODE: tuple[Message, ...] = (
     SendKv("a", 7, "tcp://127.0.0.1:4711"),
     Release("a"),
     Abort("a"),
+    OpenProbe(7, 20_000_000),
+    SendProbe("tcp://127.0.0.1:4711", (1, 2), 20_000_000),
 )
 TO_CLIENT: tuple[Message, ...] = (
     Welcome(),
@@ -87,6 +96,7 @@ TO_CLIENT: tuple[Message, ...] = (
     Finished("a", "length"),
     Finished("a", "error", "node was lost", "prefill-0", "decode-0", TIMES),
     Assembled(),
+    Assembled((LinkProbe("prefill-0", "decode-0", 20_000_000, 0.2, (0.001,)),)),
     Report("router", b"", True),
 )
 Decode = Callable[[bytes], Message]

@@ -114,6 +114,22 @@ def test_a_deployment_that_does_not_keep_up_is_cut_and_said_to_be_saturated(tmp_
     assert run["slo_attainment"] < 0.5
 
 
+def test_a_link_that_this_machine_cannot_be_is_refused_before_the_run(tmp_path: Path) -> None:
+    command = ["run", SMALL, "--deployment", "1P1D", "--kv-bandwidth", "1Tbps", "--json"]
+    refused = pdemu(*command, "--out", tmp_path / "refused")
+    assert refused.returncode == 2
+    assert "prefill-0 → decode-0 carried" in refused.stderr
+    assert "956.407 Gbps were asked for" in refused.stderr
+    assert "CPU bound" in refused.stderr
+    assert "--force" in refused.stderr
+    document = json_of(pdemu(*command, "--force", "--out", tmp_path / "forced"))
+    (run,) = document["runs"]
+    assert document["shaping"] == run["shaping"] == "UNSHAPED"
+    assert not run["fidelity"]["ok"]
+    assert any("UNSHAPED" in reason for reason in run["fidelity"]["reasons"])
+    assert document["verdict"] == []
+
+
 def _started(tmp_path: Path) -> tuple[subprocess.Popen[bytes], list[psutil.Process]]:
     """A long run under way, with its processes."""
     command = [*PDEMU, "run", str(SMALL), "--deployment", "1P1D", "--duration", "60", "--out", str(tmp_path / "o")]
