@@ -6,6 +6,7 @@ Each command is thin: it turns options into a topology, hands it to the lab, and
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -22,8 +23,10 @@ from emulator.core.errors import ConfigError, PdemuError
 from emulator.core.quantities import BitsPerSecond, Seconds
 from emulator.core.workload import scale_rate
 from emulator.lab import experiment as lab
+from emulator.lab import leftovers, unprivileged
 from emulator.lab.catalog_files import load_catalog
 from emulator.lab.run_folder import pretty
+from emulator.lab.sites import LauncherName, ShapingName
 from emulator.lab.topology_files import load_topology, load_traces
 from emulator.report import catalog_tables, table
 
@@ -51,6 +54,16 @@ Out = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help="Folder for the results (default: a new one in runs/).")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else there.")]
+Launcher = Annotated[
+    LauncherName,
+    typer.Option("--launcher", help="local: processes on loopback; netns: a network namespace for each (Linux)."),
+]
+Shaping = Annotated[
+    ShapingName | None,
+    typer.Option(
+        "--shaping", help="Who keeps the KV rate: paced (user space), kernel (tc); default: the best there is."
+    ),
+]
 Force = Annotated[bool, typer.Option("--force", help="Run over KV links that are not as asked, marked UNSHAPED.")]
 VerifyKv = Annotated[bool, typer.Option("--verify-kv", help="Check every KV frame by checksum.")]
 
@@ -68,11 +81,13 @@ def compare(
     json: Json = False,
     verify_kv: VerifyKv = False,
     force: Force = False,
+    launcher: Launcher = "local",
+    shaping: Shaping = None,
 ) -> None:
     """Run every deployment of TOPOLOGY on the same requests; print a table and what follows from it."""
-    spec = _topology(topology, kv_bandwidth=kv_bandwidth, rate=rate, duration=duration, trace=trace, seed=seed)
-    prepared = lab.prepare(spec, load_catalog(), load_traces(spec.workload), verify_kv=verify_kv, force=force, out=out)
-    _perform(prepared, as_json=json)
+    traffic = Traffic(kv_bandwidth=kv_bandwidth, rate=rate, duration=duration, trace=trace, seed=seed)
+    how = lab.Conditions(launcher=launcher, shaping=shaping, verify_kv=verify_kv, force=force)
+    _execute(topology, None, traffic, how, out=out, as_json=json)
 
 
 @app.command()
@@ -89,14 +104,13 @@ def run(
     json: Json = False,
     verify_kv: VerifyKv = False,
     force: Force = False,
+    launcher: Launcher = "local",
+    shaping: Shaping = None,
 ) -> None:
     """Run one deployment of TOPOLOGY; print its table."""
-    spec = _topology(topology, kv_bandwidth=kv_bandwidth, rate=rate, duration=duration, trace=trace, seed=seed)
-    traces = load_traces(spec.workload)
-    prepared = lab.prepare(
-        spec, load_catalog(), traces, deployments=[deployment], verify_kv=verify_kv, force=force, out=out
-    )
-    _perform(prepared, as_json=json)
+    traffic = Traffic(kv_bandwidth=kv_bandwidth, rate=rate, duration=duration, trace=trace, seed=seed)
+    how = lab.Conditions(launcher=launcher, shaping=shaping, verify_kv=verify_kv, force=force)
+    _execute(topology, [deployment], traffic, how, out=out, as_json=json)
 
 
 @app.command("kv-size")
@@ -115,6 +129,16 @@ def kv_size(
         _print_json({"model": found.name, "tokens": tokens, "bytes_per_token": kv_bytes(found, 1), "bytes": size})
         return
     _stdout().print(catalog_tables.kv_size(found, tokens))
+
+
+@app.command()
+def clean() -> None:
+    """Remove what killed runs left behind: namespaces and processes; never what a run in progress uses."""
+    lines = leftovers.clean()
+    for line in lines or ["nothing to remove"]:
+        typer.echo(line)
+    if any(line.startswith("left ") for line in lines):
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -148,37 +172,40 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 # --- options to topology ------------------------------------------------------------------------------------------
 
 
-def _topology(
-    path: Path,
-    *,
-    kv_bandwidth: str | None,
-    rate: float | None,
-    duration: str | None,
-    trace: Path | None,
-    seed: int | None,
-) -> specs.Topology:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Options that change what a topology says; as typed."""
+
+    kv_bandwidth: str | None
+    rate: float | None
+    duration: str | None
+    trace: Path | None
+    seed: int | None
+
+
+def _topology(path: Path, traffic: Traffic) -> specs.Topology:
     """The topology of a file with the options laid over it."""
     topology = load_topology(path)
     workload = topology.workload
     changes: dict[str, object] = {}
-    if duration is not None:
-        changes["duration"] = _seconds(duration)
-    if seed is not None:
-        if seed < 0:
-            raise ConfigError(f"--seed {seed}: must be 0 or more")
-        changes["seed"] = seed
-    if trace is not None:
-        changes["streams"] = (specs.Stream(name="trace", arrivals=specs.Trace(file=str(trace))),)
+    if traffic.duration is not None:
+        changes["duration"] = _seconds(traffic.duration)
+    if traffic.seed is not None:
+        if traffic.seed < 0:
+            raise ConfigError(f"--seed {traffic.seed}: must be 0 or more")
+        changes["seed"] = traffic.seed
+    if traffic.trace is not None:
+        changes["streams"] = (specs.Stream(name="trace", arrivals=specs.Trace(file=str(traffic.trace))),)
     workload = msgspec.structs.replace(workload, **changes)
-    if rate is not None:
-        if not rate > 0:
-            raise ConfigError(f"--rate {rate:g}: must be above 0 requests per second")
-        workload = scale_rate(workload, rate, load_traces(workload))
+    if traffic.rate is not None:
+        if not traffic.rate > 0:
+            raise ConfigError(f"--rate {traffic.rate:g}: must be above 0 requests per second")
+        workload = scale_rate(workload, traffic.rate, load_traces(workload))
     network = topology.kv_network
-    if kv_bandwidth is not None:
+    if traffic.kv_bandwidth is not None:
         if network is None:
             raise ConfigError(f"--kv-bandwidth: {path} has no [kv_network], so no KV crosses a network in it")
-        network = msgspec.structs.replace(network, bandwidth=_bandwidths(kv_bandwidth))
+        network = msgspec.structs.replace(network, bandwidth=_bandwidths(traffic.kv_bandwidth))
     return msgspec.structs.replace(topology, workload=workload, kv_network=network)
 
 
@@ -205,7 +232,13 @@ def _seconds(text: str) -> Seconds:
 # --- output -------------------------------------------------------------------------------------------------------
 
 
-def _perform(prepared: lab.Experiment, *, as_json: bool) -> None:
+def _execute(
+    path: Path, deployments: list[str] | None, traffic: Traffic, how: lab.Conditions, *, out: Path | None, as_json: bool
+) -> None:
+    if how.launcher == "netns":
+        unprivileged.reexec_if_needed()
+    spec = _topology(path, traffic)
+    prepared = lab.prepare(spec, load_catalog(), load_traces(spec.workload), how, deployments=deployments, out=out)
     with RunDisplay(prepared.runs) as display:
         summary = lab.compare(prepared, display.progress, display.result)
     Console(stderr=True).print(f"Results: {prepared.folder}", highlight=False, soft_wrap=True)

@@ -21,12 +21,33 @@ def _live_problem() -> str | None:
     return None
 
 
+def _netns_problem() -> str | None:
+    """Why network namespaces with a shaped interface cannot be made here, or None."""
+    if sys.platform != "linux":
+        return "network namespaces are a feature of Linux"
+    from pyroute2 import IPRoute
+    from pyroute2.netlink.exceptions import NetlinkError
+
+    from tests.live.namespaces import cable
+
+    def shape(interface: str) -> None:
+        with IPRoute() as ip:
+            ip.tc("add", "tbf", ip.link_lookup(ifname=interface)[0], rate="100mbit", burst=73728, limit=1 << 20)
+
+    try:
+        with cable("check") as (host, _):
+            host.run(shape, host.interface)
+    except (OSError, NetlinkError) as error:
+        return f"no network namespace with a token bucket: {error}"
+    return None
+
+
 def _gpu_problem() -> str | None:
     return "no CUDA device is used in these tests yet"
 
 
-_PROBLEMS = {"live": _live_problem, "gpu": _gpu_problem}
-_REQUIRED_IN_CI = {"live"}
+_PROBLEMS = {"live": _live_problem, "netns": _netns_problem, "gpu": _gpu_problem}
+_REQUIRED_IN_CI = {"live"} | ({"netns"} if sys.platform == "linux" and os.geteuid() == 0 else set())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -48,6 +48,7 @@ class Observed:
     probes: Sequence[Probe] = ()
     unretained_bytes: int = 0
     dropped_frames: int = 0
+    qdisc_drops: int = 0
 
 
 def judge(run: RunSpec, observed: Observed) -> Fidelity:
@@ -81,6 +82,8 @@ def judge(run: RunSpec, observed: Observed) -> Fidelity:
         )
     if observed.dropped_frames:
         reasons.append(f"{observed.dropped_frames} KV frames were dropped")
+    if observed.qdisc_drops:
+        reasons.append(f"the kernel's shaping dropped {observed.qdisc_drops} packets")
     return Fidelity(
         ok=not reasons,
         step_lateness_ms_p99=lateness_ms,

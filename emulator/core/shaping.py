@@ -66,7 +66,7 @@ class ShapePlan:
 
     `egress_bps` and `ingress_bps` are line rates in bits per second (None: that direction stays as it is);
     `delay_s` ± `jitter_s` is added one way, on egress. TCP through the connected route uses `congestion_control`.
-    Raises ConfigError for an address, a rate or a time that cannot be, and if no rate is given.
+    Raises ConfigError for an address, a rate or a time that cannot be.
     """
 
     address: str
@@ -82,7 +82,7 @@ class ShapePlan:
             parsed = ipaddress.ip_address(self.address)
         except ValueError:
             raise ConfigError(
-                f"cannot shape at {self.address!r}: it must be an IP address of this network namespace, such as 10.0.0.2"
+                f"cannot shape at {self.address!r}: give the IP address of an interface here, such as 10.0.0.2"
             ) from None
         if parsed.is_loopback:
             raise ConfigError(
@@ -90,11 +90,11 @@ class ShapePlan:
                 "use an address of the KV network, or --shaping paced"
             )
         rates = [rate for rate in (self.egress_bps, self.ingress_bps) if rate is not None]
-        if not rates:
-            raise ConfigError(f"nothing to shape at {self.address}: give a rate for egress, ingress or both")
         for rate in rates:
             if not 8 <= rate < math.inf:
-                raise ConfigError(f"cannot shape {self.address} to {rate} bits/s: a rate is finite and at least 8 bits/s")
+                raise ConfigError(
+                    f"cannot shape {self.address} to {rate} bits/s: a rate is finite and at least 8 bits/s"
+                )
         if not 0 <= self.jitter_s <= self.delay_s < math.inf:
             raise ConfigError(
                 f"cannot delay {self.address} by {self.delay_s} s ± {self.jitter_s} s: "
@@ -139,6 +139,20 @@ def delay_line(plan: ShapePlan) -> DelayLine | None:
     packets = LIMIT_BYTES // LINE_BYTES_PER_SEGMENT
     return DelayLine(
         max(round(plan.delay_s * 1e6), 1), jitter_us, packets, _NETEM_ORDERED_BYTES_PER_S if jitter_us else 0
+    )
+
+
+def plan_as_held(
+    address: str, egress: Bucket | None, ingress: Bucket | None, delay: DelayLine | None, congestion: str | None
+) -> ShapePlan:
+    """The plan that leads to what a kernel was found to hold; None for what it does not."""
+    return ShapePlan(
+        address,
+        None if egress is None else egress.rate_bytes_per_s * 8.0,
+        None if ingress is None else ingress.rate_bytes_per_s * 8.0,
+        0.0 if delay is None else delay.delay_us / 1e6,
+        0.0 if delay is None else delay.jitter_us / 1e6,
+        congestion or CONGESTION_CONTROL,
     )
 
 

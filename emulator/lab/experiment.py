@@ -19,20 +19,29 @@ from emulator.core.specs import Topology
 from emulator.core.summary import CompareSummary, RunResult, summarize
 from emulator.core.trace import Trace
 from emulator.core.workload import plan_load
-from emulator.lab.launch import LiveResult, LocalLauncher
+from emulator.lab.launch import LiveResult, ProcessLauncher
 from emulator.lab.run_folder import RunFolder, new_folder, pretty
+from emulator.lab.sites import LauncherName, ShapingName, choose_shaping, make_site
 from emulator.live.reports import TransferRow
 from emulator.live.status import Underway
 from emulator.simulate import simulate
 
-LAUNCHER = "local"
-SHAPING = "paced"
 UNSHAPED = "UNSHAPED"
 # What a simulation foresees of the KV that decode nodes keep is exceeded by at most this factor.
 RETAINED_MARGIN = 1.25
 
 OnProgress = Callable[[RunSpec, Underway], None]
 OnResult = Callable[[RunSpec, RunResult], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """How an experiment is run: where, links shaped by whom, KV checked, links that are not as asked allowed."""
+
+    launcher: LauncherName = "local"
+    shaping: ShapingName | None = None
+    verify_kv: bool = False
+    force: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,25 +52,32 @@ class Experiment:
     runs: tuple[RunSpec, ...]
     host_memory_bytes: int
     expected_kv_bytes: tuple[int, ...]
+    launcher: LauncherName
+    shaping: ShapingName
     folder: Path
+
+    def shaping_of(self, run: RunSpec) -> str:
+        """How the links of a run are shaped; `none` where no KV crosses a network."""
+        return self.shaping if run.link is not None else "none"
 
 
 def prepare(
     topology: Topology,
     catalog: Catalog,
     traces: dict[str, Trace],
+    how: Conditions | None = None,
     *,
     deployments: Sequence[str] | None = None,
-    verify_kv: bool = False,
-    force: bool = False,
     out: Path | None = None,
 ) -> Experiment:
     """Plan every run and check that it can work before any starts; only then make the folder.
 
     Raises ConfigError or CapacityError for whatever a user has to mend.
     """
+    how = how or Conditions()
+    shaping = choose_shaping(how.launcher, how.shaping)
     load = plan_load(topology.workload, traces)
-    runs = tuple(plan_runs(topology, catalog, load, deployments=deployments, verify_kv=verify_kv, force=force))
+    runs = tuple(plan_runs(topology, catalog, load, deployments=deployments, verify_kv=how.verify_kv, force=how.force))
     if deployments is None:
         verdict.check_equal_hardware(
             {run.deployment: run.gpus for run in runs if run.link is not None},
@@ -69,7 +85,7 @@ def prepare(
         )
     granted = runs[0].host_memory_bytes or psutil.virtual_memory().available // 2
     expected = tuple(_expected_kv_bytes(run, granted) for run in runs)
-    return Experiment(topology, runs, granted, expected, new_folder(out, topology.name))
+    return Experiment(topology, runs, granted, expected, how.launcher, shaping, new_folder(out, topology.name))
 
 
 def _expected_kv_bytes(run: RunSpec, granted: int) -> int:
@@ -94,16 +110,25 @@ async def perform(experiment: Experiment, on_progress: OnProgress, on_result: On
     """Run everything in order; each run's folder is complete when its result is told."""
     results: list[RunResult] = []
     for run, expected in zip(experiment.runs, experiment.expected_kv_bytes, strict=True):
-        folder = RunFolder(experiment.folder, run, experiment.topology, launcher=LAUNCHER, shaping=_shaping(run))
+        shaping = experiment.shaping_of(run)
+        folder = RunFolder(experiment.folder, run, experiment.topology, launcher=experiment.launcher, shaping=shaping)
         holders = sum(node.role == "decode" for node in run.nodes)
         granted = experiment.host_memory_bytes // max(1, holders)
-        launcher = LocalLauncher(run, folder.logs, granted, expected, partial(on_progress, run))
+        launcher = ProcessLauncher(
+            run=run,
+            site=make_site(experiment.launcher, run),
+            folder=folder.logs,
+            host_memory_bytes=granted,
+            expected_kv_bytes=expected,
+            kernel_shaping=shaping == "kernel",
+            on_progress=partial(on_progress, run),
+        )
         try:
             live = await launcher.launch()
         except BaseException:
             folder.finish("broken")
             raise
-        result, transfers = _result(run, live)
+        result, transfers = _result(experiment, run, live)
         folder.write(result, transfers)
         results.append(result)
         on_result(run, result)
@@ -129,7 +154,7 @@ def summarize_experiment(
     first = experiment.runs[0]
     return CompareSummary(
         topology=experiment.topology.name,
-        launcher=LAUNCHER,
+        launcher=experiment.launcher,
         shaping=_overall([result.summary.shaping for result in results]),
         scale=first.scale,
         first_token=first.first_token,
@@ -143,14 +168,10 @@ def summarize_experiment(
 
 def _overall(shapings: Sequence[str]) -> str:
     """One word for all runs: UNSHAPED if any is, else how those with a KV network are shaped."""
-    return next((shaping for shaping in (UNSHAPED, SHAPING) if shaping in shapings), "none")
+    return next((shaping for shaping in (UNSHAPED, "kernel", "paced") if shaping in shapings), "none")
 
 
-def _shaping(run: RunSpec) -> str:
-    return SHAPING if run.link is not None else "none"
-
-
-def _result(run: RunSpec, live: LiveResult) -> tuple[RunResult, list[TransferRow]]:
+def _result(experiment: Experiment, run: RunSpec, live: LiveResult) -> tuple[RunResult, list[TransferRow]]:
     records = live.report.records
     steps = tuple(sorted((s for node in live.report.nodes for s in node.steps), key=lambda s: (s.start_s, s.node)))
     transfers = [row for node in live.report.nodes for row in node.kv.transfers]
@@ -168,6 +189,7 @@ def _result(run: RunSpec, live: LiveResult) -> tuple[RunResult, list[TransferRow
         probes=live.report.probes,
         unretained_bytes=sum(node.kv.unretained_bytes for node in live.report.nodes),
         dropped_frames=sum(node.kv.dropped_frames for node in live.report.nodes),
+        qdisc_drops=sum(node.kv.qdisc_drops for node in live.report.nodes),
     )
     summary = summarize(
         records,
@@ -176,8 +198,8 @@ def _result(run: RunSpec, live: LiveResult) -> tuple[RunResult, list[TransferRow
         slo=run.slo,
         duration_s=run.load.duration_s,
         kv_bandwidth_bps=run.link.bandwidth_bps if run.link is not None else None,
-        launcher=LAUNCHER,
-        shaping=UNSHAPED if any(probe.problem() for probe in live.report.probes) else _shaping(run),
+        launcher=experiment.launcher,
+        shaping=UNSHAPED if any(p.problem() for p in live.report.probes) else experiment.shaping_of(run),
         seed=run.seed,
         fidelity=fidelity.judge(run, observed),
     )

@@ -1,4 +1,4 @@
-"""The `local` launcher: the processes of one run on this machine, from first start to last exit.
+"""Launching: the processes of one run on this machine, from first start to last exit, at whichever site.
 
 Every process gets its assignment on standard input and reports on standard output. The input pipe stays open for as
 long as this process lives, and a child whose pipe closes ends itself, so that even SIGKILL leaves nothing behind.
@@ -11,7 +11,7 @@ import contextlib
 import os
 import secrets
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,9 @@ from emulator.core.errors import ConfigError, DeadlineError, RunError
 from emulator.core.probe import Prober
 from emulator.core.workload import LoadPlan
 from emulator.lab.cpu import CpuSampler
+from emulator.lab.sites import CLIENT, LOOPBACK, ROUTER, Address, Site
 from emulator.live.allocator import NODE_ALLOCATOR_ENV
-from emulator.live.client import NAME as CLIENT
+from emulator.live.control import CurveKeys
 from emulator.live.reports import RunReport
 from emulator.live.status import Assignment, Done, Failed, Ready, Status, Underway
 
@@ -57,16 +58,18 @@ class Child:
 
 
 @dataclass(slots=True)
-class LocalLauncher:
-    """Runs one `RunSpec` with its files in `folder`; `on_progress` is told how far the client is.
+class ProcessLauncher:
+    """Runs one `RunSpec` at `site`, its files in `folder`; `on_progress` is told how far the client is.
 
     Each decode node may keep `host_memory_bytes` of KV and is expected to keep `expected_kv_bytes`.
     """
 
     run: RunSpec
+    site: Site
     folder: Path
     host_memory_bytes: int
     expected_kv_bytes: int
+    kernel_shaping: bool
     on_progress: Callable[[Underway], None]
     children: list[Child] = field(default_factory=list)
 
@@ -86,21 +89,37 @@ class LocalLauncher:
         or not finished in time, RunError for one that died.
         """
         try:
-            return await self._launch()
+            return await self._launch(await asyncio.to_thread(self.site.open))
         finally:
             await self._stop()
+            await asyncio.to_thread(self.site.close)
 
-    async def _launch(self) -> LiveResult:
-        secret = secrets.token_hex(16)
-        without_load = msgspec.structs.replace(self.run, load=_NO_LOAD)
-        router = await self._start("router", "router", without_load, secret=secret)
+    async def _launch(self, addresses: Mapping[str, Address]) -> LiveResult:
+        keys = CurveKeys.new()
+        beyond_loopback = any(address.control != LOOPBACK for address in addresses.values())
+        common = Assignment(
+            kind="node",
+            name="",
+            run=msgspec.structs.replace(self.run, load=_NO_LOAD),
+            secret=secrets.token_hex(16),
+            report=str(self._report),
+            router_public_key=keys.public if beyond_loopback else "",
+            host_memory_bytes=self.host_memory_bytes,
+            expected_kv_bytes=self.expected_kv_bytes,
+            kernel_shaping=self.kernel_shaping,
+            join_timeout_s=self._ready_s,
+        )
+
+        async def start(name: str, **changes: Any) -> Child:
+            address = addresses[name]
+            place = {"netns": address.netns, "control_address": address.control, "kv_address": address.kv}
+            return await self._start(msgspec.structs.replace(common, name=name, **place, **changes))
+
+        router = await start(ROUTER, kind="router", router_secret_key=keys.secret if beyond_loopback else "")
         await self._settle([router.ready], READY_S, "start")
         endpoint = router.ready.result().endpoint
-        others = [
-            await self._start("node", node.name, without_load, secret=secret, endpoint=endpoint)
-            for node in self.run.nodes
-        ]
-        client = await self._start("client", CLIENT, self.run, secret=secret, endpoint=endpoint)
+        others = [await start(node.name, router_endpoint=endpoint) for node in self.run.nodes]
+        client = await start(CLIENT, kind="client", run=self.run, router_endpoint=endpoint)
         await self._settle([child.ready for child in (*others, client)], self._ready_s, "start")
         load = self.run.load
         limit_s = (load.duration_s + load.drain_s) * self.run.scale.time + FINISH_S
@@ -113,9 +132,9 @@ class LocalLauncher:
 
     # --- processes --------------------------------------------------------------------------------------------
 
-    async def _start(self, kind: str, name: str, run: RunSpec, *, secret: str, endpoint: str = "") -> Child:
+    async def _start(self, task: Assignment) -> Child:
         loop = asyncio.get_running_loop()
-        log = self.folder / f"{name}.log"
+        log = self.folder / f"{task.name}.log"
         with log.open("wb") as stderr:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -128,19 +147,9 @@ class LocalLauncher:
                 start_new_session=True,
                 limit=_LINE_BYTES,
             )
-        child = Child(name, process, log, loop.create_future(), loop.create_future())
+        self.site.note_process(process.pid)
+        child = Child(task.name, process, log, loop.create_future(), loop.create_future())
         self.children.append(child)
-        task = Assignment(
-            kind=kind,  # type: ignore[arg-type]
-            name=name,
-            run=run,
-            secret=secret,
-            report=str(self._report),
-            router_endpoint=endpoint,
-            host_memory_bytes=self.host_memory_bytes,
-            expected_kv_bytes=self.expected_kv_bytes,
-            join_timeout_s=self._ready_s,
-        )
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(task) + b"\n")
         with contextlib.suppress(ConnectionError):

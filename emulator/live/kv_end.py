@@ -16,6 +16,7 @@ from emulator.live.clock import ModelClock
 from emulator.live.kv_frames import Arrival
 from emulator.live.kv_receiver import KvReceiver
 from emulator.live.kv_sender import KvSender
+from emulator.live.nic import EmulatedNic
 from emulator.live.reports import KvReport, TransferRow
 from emulator.live.status import Assignment
 
@@ -54,17 +55,23 @@ class KvEnd:
         self._transfers: list[TransferRow] = []
         self._sender: KvSender | None = None
         self._receiver: KvReceiver | None = None
+        self._nic: EmulatedNic | None = None
         if run.link is None:
             return
-        self._delay_s = self._scaling.wall_s(run.link.delay_s)
-        rate = self._scaling.wall_bytes_per_s(run.link.payload_bps)
+        self._nic = EmulatedNic(run.link, self._scaling, task.kv_address, kernel=task.kernel_shaping)
         if node.role == "prefill":
-            self._sender = KvSender(egress_bytes_per_s=rate, verify=run.verify_kv, on_error=self._link_failed)
+            self._sender = KvSender(
+                egress_bytes_per_s=self._nic.pace_bytes_per_s,
+                frame_bytes=self._nic.frame_bytes,
+                verify=run.verify_kv,
+                on_error=self._link_failed,
+            )
         if node.role == "decode":
             self._receiver = KvReceiver(
                 f"tcp://{task.kv_address}:*",
-                ingress_bytes_per_s=rate,
-                delay_s=self._delay_s,
+                ingress_bytes_per_s=self._nic.pace_bytes_per_s,
+                frame_bytes=self._nic.frame_bytes,
+                delay_s=self._nic.hold_s,
                 host_memory_bytes=task.host_memory_bytes,
                 verify=run.verify_kv,
                 on_complete=self._complete,
@@ -113,9 +120,10 @@ class KvEnd:
     async def send_probe(self, probe: SendProbe) -> None:
         """Send the pings one by one, each when the last must have arrived, then the bytes."""
         assert self._sender is not None
+        assert self._nic is not None
         for ticket in probe.tickets[:-1]:
             self._sender.send(probe.endpoint, ticket, 1)
-            await asyncio.sleep(PING_GAP_S + 2 * self._delay_s)
+            await asyncio.sleep(PING_GAP_S + 2 * self._nic.delay_s)
         self._sender.send(probe.endpoint, probe.tickets[-1], probe.nbytes)
 
     def close(self) -> KvReport:
@@ -134,6 +142,13 @@ class KvEnd:
                 unretained_bytes=stats.unretained_bytes,
                 peak_retained_bytes=stats.peak_retained_bytes,
                 dropped_frames=stats.dropped,
+            )
+        if self._nic is not None:
+            counts = self._nic.close()
+            report = msgspec.structs.replace(
+                report,
+                qdisc_drops=counts.dropped_packets,
+                tcp_retransmits=counts.retransmitted_segments,
             )
         return report
 
@@ -161,6 +176,7 @@ class KvEnd:
     def _on_probe(self, arrival: Arrival) -> None:
         """One transfer of the probe is complete; the last one ends it."""
         assert self._receiver is not None
+        assert self._nic is not None
         self._receiver.release(arrival.ticket)
         self._probe_seen.append(arrival)
         self._probe_bytes += arrival.nbytes
@@ -168,4 +184,6 @@ class KvEnd:
             return
         *pings, bulk = sorted(self._probe_seen, key=lambda seen: self._probe.index(seen.ticket))
         self._probe = []
-        self._probed(ProbeDone(bulk.end_s - bulk.start_s - self._delay_s, tuple(p.end_s - p.start_s for p in pings)))
+        self._probed(
+            ProbeDone(bulk.end_s - bulk.start_s - self._nic.delay_s, tuple(p.end_s - p.start_s for p in pings))
+        )

@@ -18,6 +18,7 @@ import uvloop
 
 from emulator.core.errors import PdemuError
 from emulator.core.probe import MAX_BYTES
+from emulator.live import namespace
 from emulator.live.client import ClientProcess, Progress
 from emulator.live.heap import warm_heap
 from emulator.live.node import NodeProcess
@@ -84,8 +85,10 @@ def main() -> int:
     gc.freeze()
     gc.disable()  # a collection would stall a step; a run is short and its objects are few
     leash = Leash()
-    leash.watch()
     try:
+        if leash.assignment.netns:
+            namespace.enter(leash.assignment.netns)
+        leash.watch()
         report = uvloop.run(_main(leash.assignment))
         if report is not None:
             Path(leash.assignment.report).write_bytes(msgspec.json.encode(report))

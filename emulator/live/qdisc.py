@@ -1,7 +1,7 @@
 """Token buckets, delay lines and redirection in the kernel: set one, read one, count what went through one.
 
-pyroute2 carries the messages. Its own tbf knows 32-bit rates only, 34 Gbit/s, and no explicit burst, so the
-attributes of tbf are laid out here.
+pyroute2 carries the messages. Its own tbf knows 32-bit rates only, 34 Gbit/s, and no explicit burst, and its netem
+loses the rate, so both are laid out here.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyroute2 import IPRoute
-from pyroute2.netlink import NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST, nla
+from pyroute2.netlink import NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST, nla, nlmsg
 from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.rtnl import RTM_NEWQDISC, TC_H_INGRESS, TC_H_ROOT
-from pyroute2.netlink.rtnl.tcmsg import tcmsg
+from pyroute2.netlink.rtnl.tcmsg import sched_netem, tcmsg
+from pyroute2.netlink.rtnl.tcmsg.common import stats2
 
 from emulator.core.shaping import (
     NETEM_MAJOR,
@@ -67,12 +68,27 @@ class _TbfOptions(nla):  # type: ignore[misc]  # pyroute2 has no types
         )
 
 
-class _QdiscMessage(tcmsg):  # type: ignore[misc]
+class _QdiscMessage(nlmsg):  # type: ignore[misc]
+    """As pyroute2's own, but not its subclass: that would share a table of attributes compiled for the first user."""
+
+    prefix = "TCA_"
+    fields = tcmsg.fields
+    nla_map = (
+        ("TCA_UNSPEC", "none"),
+        ("TCA_KIND", "asciiz"),
+        ("TCA_OPTIONS", "options_of_kind"),
+        ("TCA_STATS", "hex"),
+        ("TCA_XSTATS", "hex"),
+        ("TCA_RATE", "hex"),
+        ("TCA_FCNT", "hex"),
+        ("TCA_STATS2", "stats2"),
+    )
+    stats2 = stats2
+
     @staticmethod
-    def get_options(self: Any, *arguments: Any, **named: Any) -> Any:  # noqa: PLW0211  # as pyroute2 calls it
-        if self.get_attr("TCA_KIND") == "tbf":
-            return _TbfOptions
-        return tcmsg.get_options(self, *arguments, **named)
+    def options_of_kind(self: Any, *_: Any, **__: Any) -> Any:  # noqa: PLW0211  # pyroute2 passes the message
+        kinds = {"tbf": _TbfOptions, "netem": sched_netem.options}
+        return kinds.get(self.get_attr("TCA_KIND"), self.hex)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +119,10 @@ class Qdisc:
 
 
 @contextmanager
-def asking(what: str, needs: str) -> Iterator[None]:
-    """Turn the kernel's refusal of `what` into an error that says what is missing; `needs` names the modules.
+def asking(what: str, needs: str = "", missing: tuple[int, ...] = _MISSING) -> Iterator[None]:
+    """Turn the kernel's refusal of `what` into an error that says what is missing.
 
+    `needs` names the modules that it takes, and `missing` the error numbers by which the kernel says it lacks them.
     Raises ShapingNotPermittedError or ShapingError.
     """
     try:
@@ -113,12 +130,14 @@ def asking(what: str, needs: str) -> Iterator[None]:
     except NetlinkError as error:
         if error.code in _NOT_PERMITTED:
             raise not_permitted(what) from error
-        if error.code in _MISSING:
+        if needs and error.code in missing:
             raise ShapingError(
                 f"cannot {what}: this kernel lacks {needs} (the kernel says: {error}); load it with modprobe on the "
                 "host, use a kernel that has it, or --shaping paced"
             ) from error
-        raise ShapingError(f"cannot {what}: the kernel refuses with {error}; --shaping paced needs no kernel") from error
+        raise ShapingError(
+            f"cannot {what}: the kernel refuses with {error}; --shaping paced needs no kernel"
+        ) from error
 
 
 def not_permitted(what: str) -> ShapingNotPermittedError:
@@ -137,40 +156,37 @@ def teach_tbf(ip: IPRoute) -> None:
 
 def set_bucket(ip: IPRoute, index: int, bucket: Bucket, where: str) -> None:
     """Make the bucket the root queueing discipline of an interface; `where` names it in errors."""
-    message = _QdiscMessage()
-    message["header"]["type"] = RTM_NEWQDISC
-    message["header"]["flags"] = _CREATE
-    message["index"] = index
-    message["handle"] = TBF_HANDLE
-    message["parent"] = TC_H_ROOT
     parameters = {
         "linklayer": _ETHERNET,
         "rate": min(bucket.rate_bytes_per_s, _MAX_RATE_32),
         "limit": bucket.limit_bytes,
-        "buffer": _ticks(bucket.burst_bytes, bucket.rate_bytes_per_s),
+        "buffer": _ticks(bucket.burst_bytes / bucket.rate_bytes_per_s),
     }
-    options = [
+    attributes = [
         ("TCA_TBF_PARMS", parameters),
         ("TCA_TBF_RATE64", bucket.rate_bytes_per_s),
         ("TCA_TBF_BURST", bucket.burst_bytes),
     ]
-    message["attrs"] = [("TCA_KIND", "tbf"), ("TCA_OPTIONS", {"attrs": options})]
     with asking(f"set a token bucket on {where}", "tbf (module sch_tbf)"):
-        ip.nlm_request_batch([message])
+        _add(ip, index, "tbf", handle=TBF_HANDLE, parent=TC_H_ROOT, options={"attrs": attributes})
 
 
 def set_delay(ip: IPRoute, index: int, line: DelayLine, *, below_bucket: bool, where: str) -> bool:
     """Delay what leaves an interface, inside its bucket if it has one; False if the kernel has no netem."""
     parent = TBF_HANDLE | 1 if below_bucket else TC_H_ROOT
-    options = {"delay": line.delay_us, "jitter": line.jitter_us, "limit": line.limit_packets}
-    if line.ordered_bytes_per_s:
-        options["rate"] = line.ordered_bytes_per_s
+    attributes = [("TCA_NETEM_RATE", {"rate": line.ordered_bytes_per_s})] if line.ordered_bytes_per_s else []
+    options = {
+        "delay": _ticks(line.delay_us / 1e6),
+        "jitter": _ticks(line.jitter_us / 1e6),
+        "limit": line.limit_packets,
+        "attrs": attributes,
+    }
     try:
-        ip.tc("add", "netem", index, NETEM_HANDLE, parent=parent, **options)
+        _add(ip, index, "netem", handle=NETEM_HANDLE, parent=parent, options=options)
     except NetlinkError as error:
         if error.code in _MISSING:
             return False
-        with asking(f"delay packets on {where}", "netem (module sch_netem)"):
+        with asking(f"delay packets on {where}"):
             raise
     return True
 
@@ -194,7 +210,7 @@ def redirect_ingress(ip: IPRoute, index: int, target: int, where: str) -> None:
 
 def qdiscs(ip: IPRoute, index: int) -> list[Qdisc]:
     """What is set on an interface, on egress and ingress."""
-    return [_read(message) for message in ip.get_qdiscs(index)]
+    return [_read(message) for message in ip.get_qdiscs(index) if message["index"] == index]
 
 
 def redirect_targets(ip: IPRoute, index: int) -> list[int | None]:
@@ -203,10 +219,8 @@ def redirect_targets(ip: IPRoute, index: int) -> list[int | None]:
     for message in ip.get_filters(index, parent=TC_H_INGRESS & 0xFFFF0000):
         options = message.get_attr("TCA_OPTIONS")
         kind = message.get_attr("TCA_KIND")
-        if kind == "u32" and options.get_attr("TCA_U32_SEL") is None:
-            continue  # a hash table, not a filter
-        if kind == "matchall" and not options:
-            continue
+        if options is None or (kind == "u32" and options.get_attr("TCA_U32_SEL") is None):
+            continue  # a classifier's head or hash table, not a filter
         actions = options.get_attr(f"TCA_{kind.upper()}_ACT") if kind in ("u32", "matchall") else None
         targets.append(_mirred_target(actions))
     return targets
@@ -218,7 +232,7 @@ def drop_qdisc(ip: IPRoute, index: int, parent: int) -> None:
         ip.tc("del", index=index, parent=parent, handle=0xFFFF0000 if parent == TC_H_INGRESS else 0)
     except NetlinkError as error:
         if error.code not in (errno.ENOENT, errno.EINVAL, errno.ENODEV):
-            with asking("remove shaping", "nothing"):
+            with asking("remove shaping"):
                 raise
 
 
@@ -234,8 +248,19 @@ def same_bucket(held: Bucket | None, asked: Bucket | None) -> bool:
     )
 
 
-def _ticks(nbytes: int, bytes_per_s: int) -> int:
-    return min(int(nbytes / bytes_per_s / _TICK_S), 2**32 - 1)
+def _add(ip: IPRoute, index: int, kind: str, *, handle: int, parent: int, options: dict[str, Any]) -> None:
+    message = _QdiscMessage()
+    message["header"]["type"] = RTM_NEWQDISC
+    message["header"]["flags"] = _CREATE
+    message["index"] = index
+    message["handle"] = handle
+    message["parent"] = parent
+    message["attrs"] = [("TCA_KIND", kind), ("TCA_OPTIONS", options)]
+    ip.nlm_request_batch([message])
+
+
+def _ticks(seconds: float) -> int:
+    return min(int(seconds / _TICK_S), 2**32 - 1)
 
 
 def _mirred_target(actions: Any) -> int | None:

@@ -30,7 +30,10 @@ class TransferRow(msgspec.Struct, frozen=True):
 
 
 class KvReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What went through one node's end of the KV network. Bytes on the wire; `blocked_s` in model seconds."""
+    """What went through one node's end of the KV network. Bytes on the wire; `blocked_s` in model seconds.
+
+    Packets that the kernel's shaping dropped and TCP segments sent again are counted where the kernel shapes.
+    """
 
     transfers: tuple[TransferRow, ...] = ()
     received_bytes: int = 0
@@ -38,6 +41,8 @@ class KvReport(msgspec.Struct, frozen=True, kw_only=True):
     peak_retained_bytes: int = 0
     dropped_frames: int = 0
     blocked_s: float = 0.0
+    qdisc_drops: int = 0
+    tcp_retransmits: int = 0
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):

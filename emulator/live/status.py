@@ -12,6 +12,8 @@ from emulator.core.deploy import RunSpec
 class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Who a process is: the first line on its standard input. The client writes the run's report to the file `report`.
 
+    With `netns` it moves there first; with `kernel_shaping` its NIC is shaped at the interface of `kv_address`.
+
     A router listens on `control_address`, a decode node takes KV in on `kv_address`; addresses beyond loopback need
     the router's keys. A node may keep up to `host_memory_bytes` of received KV, and is expected to keep about
     `expected_kv_bytes`.
@@ -27,6 +29,8 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     router_secret_key: str = ""
     control_address: str = "127.0.0.1"
     kv_address: str = "127.0.0.1"
+    netns: str = ""
+    kernel_shaping: bool = False
     host_memory_bytes: int = 0
     expected_kv_bytes: int = 0
     join_timeout_s: float = 20.0

@@ -115,7 +115,7 @@ def test_a_deployment_that_does_not_keep_up_is_cut_and_said_to_be_saturated(tmp_
 
 
 def test_a_link_that_this_machine_cannot_be_is_refused_before_the_run(tmp_path: Path) -> None:
-    command = ["run", SMALL, "--deployment", "1P1D", "--kv-bandwidth", "1Tbps", "--json"]
+    command: list[str | Path] = ["run", SMALL, "--deployment", "1P1D", "--kv-bandwidth", "1Tbps", "--json"]
     refused = pdemu(*command, "--out", tmp_path / "refused")
     assert refused.returncode == 2
     assert "prefill-0 → decode-0 carried" in refused.stderr

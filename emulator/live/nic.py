@@ -1,0 +1,64 @@
+"""A node's emulated NIC on the KV network: paced in user space, or shaped by the kernel at the node's own interface.
+
+Paced, sender and receiver keep the rate themselves. Shaped by the kernel, they send as fast as the socket takes it and
+a token bucket on the interface that carries the node's KV address keeps the rate, in both directions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from emulator.core.deploy import LinkSpec
+from emulator.core.pacing import LINE_BYTES_PER_SEGMENT, PAYLOAD_BYTES_PER_SEGMENT, frame_bytes_for
+from emulator.core.scaling import Scaling
+
+if TYPE_CHECKING:
+    from emulator.live.shaping import Applied
+
+
+@dataclass(frozen=True, slots=True)
+class NicCounts:
+    """Packets that the token buckets dropped, and TCP segments sent again, both since the NIC was set up."""
+
+    dropped_packets: int = 0
+    retransmitted_segments: int = 0
+
+
+class EmulatedNic:
+    """`pace_bytes_per_s` is what sender and receiver keep themselves (None: the kernel does), wall bytes per second;
+    `hold_s` the delay that the receiver adds, wall seconds; `frame_bytes` what suits the rate."""
+
+    def __init__(self, link: LinkSpec, scaling: Scaling, address: str, *, kernel: bool) -> None:
+        rate = scaling.wall_bytes_per_s(link.payload_bps)
+        self.frame_bytes = frame_bytes_for(rate)
+        self.pace_bytes_per_s: float | None = rate
+        self.delay_s = self.hold_s = scaling.wall_s(link.delay_s)
+        self._applied: Applied | None = None
+        self._retransmits_before = 0
+        if kernel:
+            self._shape(address, rate * 8 * LINE_BYTES_PER_SEGMENT / PAYLOAD_BYTES_PER_SEGMENT)
+
+    def _shape(self, address: str, line_bps: float) -> None:
+        """Have the kernel shape both directions; raises ConfigError when it cannot."""
+        from emulator.core.shaping import ShapePlan  # noqa: PLC0415 - only on Linux, and pyroute2 is slow to load
+        from emulator.live import shaping  # noqa: PLC0415
+
+        plan = ShapePlan(address=address, egress_bps=line_bps, ingress_bps=line_bps, delay_s=self.delay_s)
+        self._applied = shaping.apply(plan)
+        self._retransmits_before = shaping.tcp_retransmits()
+        self.pace_bytes_per_s = None
+        if self._applied.delay_by == "kernel":
+            self.hold_s = 0.0
+
+    def close(self) -> NicCounts:
+        """Take the shaping back; what it counted."""
+        if self._applied is None:
+            return NicCounts()
+        from emulator.live import shaping  # noqa: PLC0415
+
+        counts = shaping.counters(self._applied)
+        shaping.undo(self._applied)
+        self._applied = None
+        dropped = sum(side.drops for side in (counts.egress, counts.ingress) if side is not None)
+        return NicCounts(dropped, counts.retransmitted_segments - self._retransmits_before)
