@@ -5,10 +5,14 @@ Each command is thin: it turns options into a topology, hands it to the lab, and
 
 from __future__ import annotations
 
+import contextlib
+import math
+import os
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import msgspec
 import typer
@@ -198,8 +202,8 @@ def _topology(path: Path, traffic: Traffic) -> specs.Topology:
         changes["streams"] = (specs.Stream(name="trace", arrivals=specs.Trace(file=str(traffic.trace))),)
     workload = msgspec.structs.replace(workload, **changes)
     if traffic.rate is not None:
-        if not traffic.rate > 0:
-            raise ConfigError(f"--rate {traffic.rate:g}: must be above 0 requests per second")
+        if not 0 < traffic.rate < math.inf:
+            raise ConfigError(f"--rate {traffic.rate:g}: must be above 0 requests per second, and finite")
         workload = scale_rate(workload, traffic.rate, load_traces(workload))
     network = topology.kv_network
     if traffic.kv_bandwidth is not None:
@@ -243,10 +247,9 @@ def _execute(
         summary = lab.compare(prepared, display.progress, display.result)
     Console(stderr=True).print(f"Results: {prepared.folder}", highlight=False, soft_wrap=True)
     if as_json:
-        sys.stdout.buffer.write(pretty(summary))
-        sys.stdout.buffer.flush()
+        typer.echo(pretty(summary).decode(), nl=False)
     else:
-        _stdout().print(table.render(summary))
+        _stdout().print(table.render(summary, judged=deployments is None))
 
 
 def _stdout() -> Console:
@@ -268,12 +271,22 @@ _UsageError: type[typer.BadParameter] = typer.BadParameter.__bases__[0]
 
 def main() -> None:
     """Run the command line; an error that a user can mend is one line and its exit status."""
+    for name in ("SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         code = app(standalone_mode=False)
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except PdemuError as error:
         _fail(str(error), error.exit_code)
     except _UsageError as error:
         _fail(error.format_message(), 2)
+    except BrokenPipeError:  # whoever read the output has left, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(1)
+    except OSError as error:
+        _fail(f"cannot write or read {error.filename or 'the output'}: {error.strerror or error}", 1)
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", INTERRUPTED)
     if code == INTERRUPTED:  # typer turns Ctrl-C into this exit status
@@ -281,9 +294,10 @@ def main() -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _fail(message: str, code: int) -> None:
+def _fail(message: str, code: int) -> NoReturn:
     line = " ".join(message.split())
-    print(f"pdemu: {line}", file=sys.stderr)  # noqa: T201
+    with contextlib.suppress(OSError):
+        print(f"pdemu: {line}", file=sys.stderr)  # noqa: T201
     sys.exit(code)
 
 

@@ -181,6 +181,11 @@ def kv_block_capacity(model: Model, gpu: Gpu, tp: int, utilization: float, block
     available = gpu.memory_gb * 1e9 * utilization
     weights = weight_bytes_per_gpu(model, tp)
     block = model.kv_bytes_per_token() * block_size / roofline.kv_shards(model, tp)
+    if weights <= available < weights + block:
+        raise CapacityError(
+            f"a KV block of {block_size} tokens of {model.name} ({block / 1e9:.3g} GB a GPU) does not fit beside the "
+            f"weights on {gpu.name}: use a smaller block_size, or more tensor parallelism"
+        )
     if weights + block > available:
         raise CapacityError(
             f"{model.name} does not fit on {gpu.name} with tp = {tp}: weights need {weights / 1e9:.1f} GB a GPU, "

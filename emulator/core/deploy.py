@@ -133,8 +133,21 @@ def plan_runs(
                     force=force,
                 )
             )
+    _check_labels(topology, runs)
     _check_stated_lengths(topology, runs)
     return runs
+
+
+def _check_labels(topology: Topology, runs: list[RunSpec]) -> None:
+    """Every run has a folder named by its label beside the files of the comparison."""
+    taken = {"summary.json", "report.html", "plotly.min.js"}
+    for run in runs:
+        if run.label in taken:
+            raise ConfigError(
+                f"{topology.name}: {run.label} would be the name of two results; give deployments names of their own, "
+                "and bandwidths that differ in their first six digits"
+            )
+        taken.add(run.label)
 
 
 def _chosen(topology: Topology, names: Iterable[str] | None) -> list[Deployment]:

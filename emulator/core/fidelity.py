@@ -49,6 +49,7 @@ class Observed:
     unretained_bytes: int = 0
     dropped_frames: int = 0
     qdisc_drops: int = 0
+    lost_nodes: Sequence[str] = ()
 
 
 def judge(run: RunSpec, observed: Observed) -> Fidelity:
@@ -82,6 +83,8 @@ def judge(run: RunSpec, observed: Observed) -> Fidelity:
         )
     if observed.dropped_frames:
         reasons.append(f"{observed.dropped_frames} KV frames were dropped")
+    if observed.lost_nodes:
+        reasons.append(f"the router lost {', '.join(observed.lost_nodes)}")
     if observed.qdisc_drops:
         reasons.append(f"the kernel's shaping dropped {observed.qdisc_drops} packets")
     return Fidelity(

@@ -63,6 +63,8 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     def __post_init__(self) -> None:
         if self.active_params_b > self.params_b:
             raise ValueError(f"active_params_b {self.active_params_b} is above params_b {self.params_b}")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"kv_heads {self.kv_heads} does not divide heads {self.heads}")
 
     def kv_bytes_per_token(self, bytes_per_element: int = FP16_BYTES) -> int:
         """KV cache bytes of one token: 2 × layers × kv_heads × head_dim × bytes, or the MLA latent per layer."""

@@ -30,13 +30,20 @@ _BYTES = {
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
 
 
+MIN_BANDWIDTH_BPS = 1.0
+MAX_BANDWIDTH_BPS = 1e15
+
+
 class BitsPerSecond(float):
     """A bandwidth in bits per second; written `2.5Gbps`."""
 
     @classmethod
     def parse(cls, text: str) -> BitsPerSecond:
         """Read `10Gbps`; raises ConfigError for a missing, unknown or byte-based unit and for 0."""
-        return cls(_parse(text, _BANDWIDTH, "a bandwidth", "10Gbps", allow_zero=False))
+        rate = cls(_parse(text, _BANDWIDTH, "a bandwidth", "10Gbps", allow_zero=False))
+        if not MIN_BANDWIDTH_BPS <= rate <= MAX_BANDWIDTH_BPS:
+            raise ConfigError(f"{text!r} is not a bandwidth that can be emulated: it must be from 1bps to 1000Tbps")
+        return rate
 
     def __str__(self) -> str:
         return _format(self, _BANDWIDTH, ("Tbps", "Gbps", "Mbps", "kbps", "bps"))

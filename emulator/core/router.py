@@ -96,6 +96,7 @@ class Router:
         self._ended_before: set[str] = set()
         self._swept_s = 0.0
         self.ignored = 0
+        self.lost_nodes: list[str] = []
 
     @property
     def live_requests(self) -> int:
@@ -125,6 +126,8 @@ class Router:
         """A peer is gone: its requests go to other nodes when no token has been sent yet, else they fail."""
         self._clients.discard(peer)
         node = self._nodes.pop(peer, None)
+        if node is not None:
+            self.lost_nodes.append(peer)
         sends: list[Send] = []
         for request in list(self._requests.values()):
             if request.client == peer:

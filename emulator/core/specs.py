@@ -23,7 +23,7 @@ RateBasis = Literal["line", "payload"]
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
 Fraction = Annotated[float, msgspec.Meta(gt=0, le=1)]
-Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=64)]
+Name = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._+-]*\Z", max_length=64)]
 
 
 class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -97,7 +97,7 @@ class ClosedLoop(Spec, frozen=True, kw_only=True, tag_field="process", tag="clos
     User i of N sends the first one at i × ramp_s / N.
     """
 
-    users: PositiveInt
+    users: Annotated[int, msgspec.Meta(ge=1, le=10_000)]
     think_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     ramp_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
@@ -171,8 +171,8 @@ class KvNetwork(Spec, frozen=True, kw_only=True):
 class Scale(Spec, frozen=True, kw_only=True):
     """`time` stretches a run k times; `bytes` sends 1/s of each buffer at 1/s of the rate."""
 
-    time: Annotated[float, msgspec.Meta(ge=1)] = 1.0
-    bytes: Annotated[float, msgspec.Meta(ge=1)] = 1.0
+    time: Annotated[float, msgspec.Meta(ge=1, le=1e4)] = 1.0
+    bytes: Annotated[float, msgspec.Meta(ge=1, le=1e9)] = 1.0
 
 
 class Pool(Spec, frozen=True, kw_only=True):

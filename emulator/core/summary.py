@@ -89,8 +89,8 @@ class Fidelity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 class RunSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One deployment under the whole traffic, at one KV bandwidth (null when no KV network is used).
 
-    `requests` = completed + failed + unfinished are all that were due; `saturated` says that some had not ended by
-    the drain deadline. `requested_rate` is requests due, `request_goodput` requests meeting every SLO, both per
+    `requests` = completed + failed + unfinished are all that were due; `failure` is the reason of the first that
+    failed; `saturated` says that some had not ended by the drain deadline. `requested_rate` is requests due, `request_goodput` requests meeting every SLO, both per
     second of the arrival window of `duration_s`; `output_throughput` is output tokens per second of the run.
     Attainments are shares of all requests, null when there were none.
     """
@@ -105,6 +105,7 @@ class RunSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     requests: int
     completed: int
     failed: int
+    failure: str | None
     unfinished: int
     saturated: bool
     requested_rate: float
@@ -240,6 +241,7 @@ def summarize(
         requests=len(measured),
         completed=int(np.count_nonzero(measured.completed)),
         failed=int(np.count_nonzero(measured.failed)),
+        failure=next((record.reason for record in records if record.outcome == "failed"), None),
         unfinished=unfinished,
         saturated=unfinished > 0,
         requested_rate=len(measured) / duration_s,

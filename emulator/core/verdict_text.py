@@ -84,7 +84,11 @@ def _claim(comparison: Comparison, bounds_ms: Mapping[Metric, float]) -> str:
     attainment = f"SLO attainment {_percent(comparison.ours)} against {_percent(comparison.theirs)}"
     metric = outcome.deciding_metric
     if metric is None:
-        return f"{subject}: {attainment}, and no latency with a bound differs materially."
+        claim = f"{subject}: {attainment}, and no latency with a bound differs materially."
+        wire_ms = comparison.ours.ttft_breakdown_ms.wire
+        if wire_ms:
+            claim += f" It gains nothing that the SLO asks for and pays {_ms(wire_ms)} of transfer in every TTFT."
+        return claim
     difference = outcome.differences[metric]
     if metric == "slo_attainment":
         return f"{subject}: {attainment} ({_points(difference)}{_scope(comparison)})."

@@ -23,7 +23,7 @@ from emulator.core.errors import ConfigError
 from emulator.core.lengths import LengthPair, Lengths, LengthSource, stream_lengths
 from emulator.core.trace import Trace
 
-MAX_REQUESTS = 2_000_000
+MAX_REQUESTS = 200_000
 _CHUNK = 4096  # fixed, so that sums of gaps are the same whatever the rate
 _NO_TRACES: Mapping[str, Trace] = MappingProxyType({})
 
@@ -277,11 +277,19 @@ def _plan_users(stream: specs.Stream, loop: specs.ClosedLoop, workload: specs.Wo
 def _replay(
     stream: specs.Stream, arrivals: specs.Trace, workload: specs.Workload, traces: Mapping[str, Trace]
 ) -> Iterator[PlannedRequest]:
-    """The trace's rows at its own pace, or with every time stretched so that its mean rate is the wanted one."""
+    """The trace's rows at its own pace; with a rate, its first rate × duration rows, their times stretched to fit.
+
+    So the rate is that of the rows that are sent, whatever the rest of the file is like. A file with fewer rows is sent
+    whole at that mean rate, and ends early.
+    """
     trace = _trace(stream, arrivals, traces)
     stretch = 1.0
     if arrivals.rate_per_s is not None:
-        stretch = _own_rate_per_s(stream, arrivals, traces) / arrivals.rate_per_s
+        wanted = round(arrivals.rate_per_s * float(workload.duration))
+        if wanted < len(trace.rows) and trace.rows[wanted].time_s > 0:
+            stretch = float(workload.duration) / trace.rows[wanted].time_s
+        else:
+            stretch = _own_rate_per_s(stream, arrivals, traces) / arrivals.rate_per_s
     for n, row in enumerate(trace.rows):
         time_s = row.time_s * stretch
         if time_s >= float(workload.duration):

@@ -189,6 +189,7 @@ def _result(experiment: Experiment, run: RunSpec, live: LiveResult) -> tuple[Run
         probes=live.report.probes,
         unretained_bytes=sum(node.kv.unretained_bytes for node in live.report.nodes),
         dropped_frames=sum(node.kv.dropped_frames for node in live.report.nodes),
+        lost_nodes=live.report.router.lost_nodes,
         qdisc_drops=sum(node.kv.qdisc_drops for node in live.report.nodes),
     )
     summary = summarize(

@@ -19,6 +19,8 @@ def load_topology(path: Path) -> specs.Topology:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: not a topology: it is nested far too deeply") from None
     topology = strict.convert(data, specs.Topology, str(path))
     return _anchored(topology, path.parent)
 

@@ -57,7 +57,7 @@ class ClientProcess:
         self._generator = LoadGenerator(run.load)
         self._recorder = Recorder()
         self._lag = LoopLag(asyncio.get_running_loop())
-        self._control = PeerSocket(task.router_endpoint, NAME, task.router_public_key)
+        self._control = PeerSocket(task.router_endpoint, NAME, task.router_public_key, insecure=task.insecure)
         self._alarm = Alarm(asyncio.get_running_loop(), self._due, "schedule")
         self._sent = self._ended_requests = 0
         self._receiving: asyncio.Task[None]
@@ -123,8 +123,8 @@ class ClientProcess:
     def _due(self, _woke_s: float) -> None:
         for request in self._generator.due(self._clock.now_s()):
             self._sent += 1
-            self._send(Submit(request.request_id, request.prompt_tokens, request.max_tokens))
             self._recorder.sent(request, self._clock.now_s())
+            self._send(Submit(request.request_id, request.prompt_tokens, request.max_tokens))
         self._rearm()
 
     def _send(self, message: Submit | Abort | Begin | Stop) -> None:

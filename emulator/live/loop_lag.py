@@ -1,4 +1,8 @@
-"""How late an event loop is: a thread posts a stamped call now and then and the loop notes its age when it runs."""
+"""How late an event loop is: a thread posts a stamped call now and then and the loop notes its age when it runs.
+
+A process that does not run at all posts nothing. The samples that it owes then are made up for when it runs again,
+each as late as it came, so that a stall weighs as much as it lasted.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +34,21 @@ class LoopLag:
             self._thread.join(timeout=1.0)
 
     def _run(self) -> None:
-        while not self._stop.wait(SAMPLE_INTERVAL_S):
-            self._loop.call_soon_threadsafe(self._note, time.monotonic())
+        due_s = time.monotonic() + SAMPLE_INTERVAL_S
+        while not self._stop.wait(max(0.0, due_s - time.monotonic())):
+            self._loop.call_soon_threadsafe(self._note, owed_samples(due_s, time.monotonic()))
+            due_s = time.monotonic() + SAMPLE_INTERVAL_S
 
-    def _note(self, posted_s: float) -> None:
-        self.samples_s.append(time.monotonic() - posted_s)
+    def _note(self, posted_s: list[float]) -> None:
+        now_s = time.monotonic()
+        self.samples_s += [now_s - instant for instant in posted_s]
+
+
+def owed_samples(due_s: float, now_s: float) -> list[float]:
+    """The instants from which lag counts when a sample due at `due_s` is posted at `now_s`.
+
+    A little late, it counts from now, since the lateness is the thread's own; after a stall of more than a sample's
+    interval, every sample missed counts from when it was due.
+    """
+    missed = int((now_s - due_s) / SAMPLE_INTERVAL_S)
+    return [due_s + n * SAMPLE_INTERVAL_S for n in range(missed)] or [now_s]

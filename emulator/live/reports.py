@@ -56,11 +56,12 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RouterReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The router's loop lag (model seconds), and what it ignored or never finished."""
+    """The router's loop lag (model seconds), what it ignored or never finished, and whom it lost."""
 
     loop_lag_s: tuple[float, ...]
     ignored_messages: int
     unended_requests: int
+    lost_nodes: tuple[str, ...] = ()
 
 
 class RunReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,6 +30,7 @@ from emulator.live.status import Assignment
 NAME = "router"
 TICK_S = 0.5
 REPORT_S = 10.0
+MOST_WARNINGS = 20
 REPORT_LINGER_S = 5.0
 
 _log = logging.getLogger(__name__)
@@ -44,7 +45,8 @@ class RouterProcess:
         self._router = Router(run.router)
         self._clock = ModelClock(run.scale.time)
         keys = CurveKeys(task.router_public_key, task.router_secret_key) if task.router_secret_key else None
-        self._socket = RouterSocket(f"tcp://{task.control_address}:{run.router.control_port or '*'}", keys)
+        address = f"tcp://{task.control_address}:{run.router.control_port or '*'}"
+        self._socket = RouterSocket(address, keys, insecure=task.insecure)
         self._lag = LoopLag(asyncio.get_running_loop())
         self._peers: set[str] = set()
         self._clients: set[str] = set()
@@ -87,6 +89,7 @@ class RouterProcess:
             loop_lag_s=tuple(lag / self._run.scale.time for lag in self._lag.samples_s),
             ignored_messages=self._ignored + self._router.ignored,
             unended_requests=self._router.live_requests,
+            lost_nodes=tuple(self._router.lost_nodes),
         )
 
     def _step(self, peer: str, data: bytes) -> None:
@@ -94,7 +97,8 @@ class RouterProcess:
             message = decode_to_router(data)
         except ProtocolError as error:
             self._ignored += 1
-            _log.warning("from %s: %s", peer, error)
+            if self._ignored <= MOST_WARNINGS:
+                _log.warning("from %r: %s", peer, error)
             return
         if isinstance(message, Hello):
             self._join(peer, message)

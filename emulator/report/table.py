@@ -37,16 +37,18 @@ PART_NAMES = {
     "queue": "queue",
     "prefill": "prefill",
     "orchestration": "orchestration",
-    "wire": "wire",
+    "wire": "link",
     "decode_wait": "decode memory",
 }
 
 
-def render(compare: CompareSummary) -> RenderableType:
-    """Everything a terminal shows of a comparison; print it with a rich Console."""
+def render(compare: CompareSummary, *, judged: bool = True) -> RenderableType:
+    """Everything a terminal shows of a comparison, or of runs that were not `judged`; print it with a rich Console."""
     parts: list[RenderableType] = [comparison_table(compare.runs)]
     parts += [Padding(Text(note, style="yellow"), (0, 1)) for run in compare.runs for note in warnings(run)]
-    parts += ["", breakdown_table(compare.runs), "", verdict_lines(compare)]
+    parts += ["", breakdown_table(compare.runs)]
+    if judged:
+        parts += ["", verdict_lines(compare)]
     return Group(*parts)
 
 
@@ -150,6 +152,8 @@ def warnings(run: RunSummary) -> list[str]:
     found = []
     if run.saturated:
         found.append(f"{name}: saturated, {run.unfinished} of {run.requests} requests unfinished at the drain deadline")
+    if run.failed:
+        found.append(f"{name}: {run.failed} of {run.requests} requests failed, the first because: {run.failure}")
     if not run.fidelity.ok:
         reasons = "; ".join(run.fidelity.reasons) or "no reason was recorded"
         cure = run.fidelity.suggested_scale_time

@@ -191,3 +191,22 @@ def test_catalogs_are_searched_without_regard_to_case() -> None:
     assert _runs(_topology(model="qwen2.5-7b", gpu="l40s"))[0].model == "Qwen2.5-7B"
     with pytest.raises(ConfigError, match="known: none"):
         plan_runs(_topology(), Catalog(), _load(_topology()))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"kv_network": {"bandwidth": ["1Gbps", "1.0000001Gbps"]}},
+        {"kv_network": {"bandwidth": ["200Mbps", "0.2Gbps"]}},
+        {"deployments": [{**COLOCATED, "name": "summary.json"}, DISAGGREGATED]},
+    ],
+)
+def test_two_results_never_have_one_name(changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="would be the name of two results"):
+        _runs(_topology(**changes))
+
+
+@pytest.mark.parametrize("name", ["colocated\n", "..", "a/b", "-x", ""])
+def test_a_name_is_fit_for_a_folder(name: str) -> None:
+    with pytest.raises(ConfigError, match="name"):
+        _topology(deployments=[{**COLOCATED, "name": name}, DISAGGREGATED])

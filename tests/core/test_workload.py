@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import msgspec
 import numpy as np
 import pytest
@@ -213,7 +215,7 @@ def test_a_trace_of_one_instant_cannot_be_rescaled() -> None:
     [specs.Poisson(rate_per_s=1e9), specs.Constant(rate_per_s=1e9), specs.Gamma(rate_per_s=1e9, burstiness=0.1)],
 )
 def test_more_requests_than_a_machine_can_hold_are_refused_at_once(arrivals: specs.Arrivals) -> None:
-    assert "at most 2000000 are possible" in _refused(_stream("flood", arrivals))
+    assert "at most 200000 are possible" in _refused(_stream("flood", arrivals))
 
 
 def test_a_workload_that_sends_nothing_is_refused() -> None:
@@ -284,3 +286,14 @@ def test_stated_lengths_are_those_that_are_certain_to_be_possible() -> None:
     stated = stated_lengths(workload)
     assert stated == (StatedLengths("fixed", 4000, 96), StatedLengths("mixed", 10_000, 16))
     assert stated[0].total_tokens == 4096
+
+
+def test_a_rate_holds_in_the_window_that_is_sent_however_quiet_the_file_begins() -> None:
+    quiet_start = [float(n) for n in range(10)]
+    busy_rest = [10.0 + n / 100 for n in range(990)]
+    trace = Trace(tuple(TraceRow(time_s, 100, 10) for time_s in quiet_start + busy_rest))
+    stream = specs.Stream(name="trace", arrivals=specs.Trace(file="t.csv", rate_per_s=5.0))
+    plan = plan_load(_workload(stream, duration_s=4.0), {"t.csv": trace})
+    assert len(plan.open) == 20
+    gaps = [b.scheduled_s - a.scheduled_s for a, b in itertools.pairwise(plan.open)]
+    assert gaps[0] / gaps[-1] == pytest.approx(1.0 / 0.01), "the shape is kept"

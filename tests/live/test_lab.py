@@ -181,6 +181,16 @@ def test_a_taken_control_port_is_one_line_and_exit_2(tmp_path: Path) -> None:
     assert len(result.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("command", [["models"], ["kv-size", "Llama-2-70B", "1", "--json"], ["--version"]])
+def test_output_that_cannot_be_written_is_one_line(command: list[str]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        ended = subprocess.run([*PDEMU, *command], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == 1
+    assert "Traceback" not in ended.stderr
+    assert "No space left on device" in ended.stderr
+
+
 def test_no_process_of_this_package_is_left(tmp_path: Path) -> None:
     own = os.getpid()
     left = [p for p in psutil.Process(own).children(recursive=True) if "emulator.live.process" in " ".join(p.cmdline())]
