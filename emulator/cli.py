@@ -6,11 +6,9 @@ Each command is thin: it turns options into a topology, hands it to the lab, and
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import signal
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -18,20 +16,19 @@ import msgspec
 import typer
 from rich.console import Console
 
-from emulator import __version__
-from emulator.cli_display import RunDisplay
+from emulator import __version__, cli_member, cli_shape
+from emulator.cli_display import RunDisplay, stdout
+from emulator.cli_options import Traffic, read_topology
 from emulator.core import catalog as catalogs
-from emulator.core import specs
 from emulator.core.cost import kv_bytes
 from emulator.core.errors import ConfigError, PdemuError
-from emulator.core.quantities import BitsPerSecond, Seconds
-from emulator.core.workload import scale_rate
+from emulator.lab import docker, leftovers, unprivileged
 from emulator.lab import experiment as lab
-from emulator.lab import leftovers, unprivileged
 from emulator.lab.catalog_files import load_catalog
 from emulator.lab.run_folder import pretty
+from emulator.lab.scale import apply_scale
 from emulator.lab.sites import LauncherName, ShapingName
-from emulator.lab.topology_files import load_topology, load_traces
+from emulator.lab.topology_files import load_traces
 from emulator.report import catalog_tables, table
 
 app = typer.Typer(
@@ -60,13 +57,20 @@ Out = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else there.")]
 Launcher = Annotated[
     LauncherName,
-    typer.Option("--launcher", help="local: processes on loopback; netns: a network namespace for each (Linux)."),
+    typer.Option(
+        "--launcher",
+        help="local: processes on loopback; netns: a network namespace for each (Linux); compose: containers.",
+    ),
 ]
 Shaping = Annotated[
     ShapingName | None,
     typer.Option(
         "--shaping", help="Who keeps the KV rate: paced (user space), kernel (tc); default: the best there is."
     ),
+]
+Stretch = Annotated[
+    str | None,
+    typer.Option("--scale", metavar="K|auto", help="Stretch time K times; auto: so that this machine stays half idle."),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Run over KV links that are not as asked, marked UNSHAPED.")]
 VerifyKv = Annotated[bool, typer.Option("--verify-kv", help="Check every KV frame by checksum.")]
@@ -87,11 +91,12 @@ def compare(
     force: Force = False,
     launcher: Launcher = "local",
     shaping: Shaping = None,
+    scale: Stretch = None,
 ) -> None:
     """Run every deployment of TOPOLOGY on the same requests; print a table and what follows from it."""
     traffic = Traffic(kv_bandwidth=kv_bandwidth, rate=rate, duration=duration, trace=trace, seed=seed)
     how = lab.Conditions(launcher=launcher, shaping=shaping, verify_kv=verify_kv, force=force)
-    _execute(topology, None, traffic, how, out=out, as_json=json)
+    _execute(topology, None, traffic, how, scale=scale, out=out, as_json=json)
 
 
 @app.command()
@@ -110,11 +115,12 @@ def run(
     force: Force = False,
     launcher: Launcher = "local",
     shaping: Shaping = None,
+    scale: Stretch = None,
 ) -> None:
     """Run one deployment of TOPOLOGY; print its table."""
     traffic = Traffic(kv_bandwidth=kv_bandwidth, rate=rate, duration=duration, trace=trace, seed=seed)
     how = lab.Conditions(launcher=launcher, shaping=shaping, verify_kv=verify_kv, force=force)
-    _execute(topology, [deployment], traffic, how, out=out, as_json=json)
+    _execute(topology, [deployment], traffic, how, scale=scale, out=out, as_json=json)
 
 
 @app.command("kv-size")
@@ -132,12 +138,12 @@ def kv_size(
     if json:
         _print_json({"model": found.name, "tokens": tokens, "bytes_per_token": kv_bytes(found, 1), "bytes": size})
         return
-    _stdout().print(catalog_tables.kv_size(found, tokens))
+    stdout().print(catalog_tables.kv_size(found, tokens))
 
 
 @app.command()
 def clean() -> None:
-    """Remove what killed runs left behind: namespaces and processes; never what a run in progress uses."""
+    """Remove what killed runs left: namespaces, containers, processes; never what a run in progress uses."""
     lines = leftovers.clean()
     for line in lines or ["nothing to remove"]:
         typer.echo(line)
@@ -152,7 +158,7 @@ def models(json: Json = False) -> None:
     if json:
         _print_json([msgspec.to_builtins(model) for model in known])
         return
-    _stdout().print(catalog_tables.models(known))
+    stdout().print(catalog_tables.models(known))
 
 
 @app.command()
@@ -162,7 +168,11 @@ def gpus(json: Json = False) -> None:
     if json:
         _print_json([msgspec.to_builtins(gpu) for gpu in known])
         return
-    _stdout().print(catalog_tables.gpus(known))
+    stdout().print(catalog_tables.gpus(known))
+
+
+cli_member.register(app)
+cli_shape.register(app)
 
 
 @app.callback(invoke_without_command=True)
@@ -173,90 +183,37 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
         raise typer.Exit
 
 
-# --- options to topology ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
-    """Options that change what a topology says; as typed."""
-
-    kv_bandwidth: str | None
-    rate: float | None
-    duration: str | None
-    trace: Path | None
-    seed: int | None
-
-
-def _topology(path: Path, traffic: Traffic) -> specs.Topology:
-    """The topology of a file with the options laid over it."""
-    topology = load_topology(path)
-    workload = topology.workload
-    changes: dict[str, object] = {}
-    if traffic.duration is not None:
-        changes["duration"] = _seconds(traffic.duration)
-    if traffic.seed is not None:
-        if traffic.seed < 0:
-            raise ConfigError(f"--seed {traffic.seed}: must be 0 or more")
-        changes["seed"] = traffic.seed
-    if traffic.trace is not None:
-        changes["streams"] = (specs.Stream(name="trace", arrivals=specs.Trace(file=str(traffic.trace))),)
-    workload = msgspec.structs.replace(workload, **changes)
-    if traffic.rate is not None:
-        if not 0 < traffic.rate < math.inf:
-            raise ConfigError(f"--rate {traffic.rate:g}: must be above 0 requests per second, and finite")
-        workload = scale_rate(workload, traffic.rate, load_traces(workload))
-    network = topology.kv_network
-    if traffic.kv_bandwidth is not None:
-        if network is None:
-            raise ConfigError(f"--kv-bandwidth: {path} has no [kv_network], so no KV crosses a network in it")
-        network = msgspec.structs.replace(network, bandwidth=_bandwidths(traffic.kv_bandwidth))
-    return msgspec.structs.replace(topology, workload=workload, kv_network=network)
-
-
-def _bandwidths(text: str) -> tuple[BitsPerSecond, ...]:
-    try:
-        rates = tuple(BitsPerSecond.parse(part) for part in text.split(","))
-    except ConfigError as error:
-        raise ConfigError(f"--kv-bandwidth: {error}") from None
-    if len(set(rates)) != len(rates):
-        raise ConfigError(f"--kv-bandwidth {text}: the same bandwidth is given twice")
-    return rates
-
-
-def _seconds(text: str) -> Seconds:
-    try:
-        seconds = Seconds(text) if text.replace(".", "", 1).isdecimal() else Seconds.parse(text)
-    except ConfigError as error:
-        raise ConfigError(f"--duration: {error}") from None
-    if not seconds > 0:
-        raise ConfigError(f"--duration {text}: must be above 0 s")
-    return seconds
-
-
 # --- output -------------------------------------------------------------------------------------------------------
 
 
 def _execute(
-    path: Path, deployments: list[str] | None, traffic: Traffic, how: lab.Conditions, *, out: Path | None, as_json: bool
+    path: Path,
+    deployments: list[str] | None,
+    traffic: Traffic,
+    how: lab.Conditions,
+    *,
+    scale: str | None,
+    out: Path | None,
+    as_json: bool,
 ) -> None:
     if how.launcher == "netns":
         unprivileged.reexec_if_needed()
-    spec = _topology(path, traffic)
-    prepared = lab.prepare(spec, load_catalog(), load_traces(spec.workload), how, deployments=deployments, out=out)
+    if how.launcher == "compose":
+        docker.compose_command()
+    spec, catalog = read_topology(path, traffic), load_catalog()
+    traces = load_traces(spec.workload)
+    scaled = apply_scale(spec, scale, catalog, traces, deployments)
+    prepared = lab.prepare(scaled.topology, catalog, traces, how, deployments=deployments, out=out)
+    if scaled.remark:
+        Console(stderr=True).print(scaled.remark, highlight=False, soft_wrap=True)
     with RunDisplay(prepared.runs) as display:
         summary = lab.compare(prepared, display.progress, display.result)
     Console(stderr=True).print(f"Results: {prepared.folder}", highlight=False, soft_wrap=True)
     if as_json:
         typer.echo(pretty(summary).decode(), nl=False)
     else:
-        _stdout().print(table.render(summary, judged=deployments is None))
-
-
-def _stdout() -> Console:
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = max(console.width, 110)
-    return console
+        console = stdout()
+        console.print(table.render(summary, judged=deployments is None, width=console.width))
 
 
 def _print_json(value: object) -> None:

@@ -64,3 +64,11 @@ class RunDisplay:
         self._progress.stop_task(task)
         if not self._live:
             self._console.print(f"{run.label}: {state}", soft_wrap=True)
+
+
+def stdout() -> Console:
+    """Where results go: as wide as the terminal, and wide enough for a table where there is none."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, 110)
+    return console

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -25,20 +26,25 @@ def _netns_problem() -> str | None:
     """Why network namespaces with a shaped interface cannot be made here, or None."""
     if sys.platform != "linux":
         return "network namespaces are a feature of Linux"
-    from pyroute2 import IPRoute
-    from pyroute2.netlink.exceptions import NetlinkError
+    code = "from tests.live.namespaces import try_shaping; try_shaping()"
+    root = Path(__file__).parent.parent
+    tried = subprocess.run(
+        [sys.executable, "-c", code], check=False, cwd=root, capture_output=True, text=True, timeout=30
+    )
+    if tried.returncode:
+        return f"no network namespace with a token bucket: {tried.stderr.strip().splitlines()[-1]}"
+    return None
 
-    from tests.live.namespaces import cable
 
-    def shape(interface: str) -> None:
-        with IPRoute() as ip:
-            ip.tc("add", "tbf", ip.link_lookup(ifname=interface)[0], rate="100mbit", burst=73728, limit=1 << 20)
+def _compose_problem() -> str | None:
+    """Why containers cannot be run here, or None."""
+    from emulator.core.errors import ConfigError
+    from emulator.lab.docker import compose_command
 
     try:
-        with cable("check") as (host, _):
-            host.run(shape, host.interface)
-    except (OSError, NetlinkError) as error:
-        return f"no network namespace with a token bucket: {error}"
+        compose_command()
+    except ConfigError as error:
+        return str(error)
     return None
 
 
@@ -46,8 +52,10 @@ def _gpu_problem() -> str | None:
     return "no CUDA device is used in these tests yet"
 
 
-_PROBLEMS = {"live": _live_problem, "netns": _netns_problem, "gpu": _gpu_problem}
+_PROBLEMS = {"live": _live_problem, "netns": _netns_problem, "compose": _compose_problem, "gpu": _gpu_problem}
 _REQUIRED_IN_CI = {"live"} | ({"netns"} if sys.platform == "linux" and os.geteuid() == 0 else set())
+if os.environ.get("PDEMU_TEST_COMPOSE") == "required":  # whoever runs CI has brought up an engine for it
+    _REQUIRED_IN_CI |= {"compose"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -90,8 +90,9 @@ class RunSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """One deployment under the whole traffic, at one KV bandwidth (null when no KV network is used).
 
     `requests` = completed + failed + unfinished are all that were due; `failure` is the reason of the first that
-    failed; `saturated` says that some had not ended by the drain deadline. `requested_rate` is requests due, `request_goodput` requests meeting every SLO, both per
-    second of the arrival window of `duration_s`; `output_throughput` is output tokens per second of the run.
+    failed; `saturated` says that some had not ended by the drain deadline. `requested_rate` is requests due,
+    `request_goodput` requests meeting every SLO, both per second of the arrival window of `duration_s`;
+    `output_throughput` is output tokens per second of the run.
     Attainments are shares of all requests, null when there were none.
     """
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import psutil
 
 from emulator.core import fidelity, verdict
@@ -19,7 +20,8 @@ from emulator.core.specs import Topology
 from emulator.core.summary import CompareSummary, RunResult, summarize
 from emulator.core.trace import Trace
 from emulator.core.workload import plan_load
-from emulator.lab.launch import LiveResult, ProcessLauncher
+from emulator.lab.compose import ComposeLauncher
+from emulator.lab.launch import Launcher, LiveResult, ProcessLauncher
 from emulator.lab.run_folder import RunFolder, new_folder, pretty
 from emulator.lab.sites import LauncherName, ShapingName, choose_shaping, make_site
 from emulator.live.reports import TransferRow
@@ -32,6 +34,7 @@ RETAINED_MARGIN = 1.25
 
 OnProgress = Callable[[RunSpec, Underway], None]
 OnResult = Callable[[RunSpec, RunResult], None]
+MakeLauncher = Callable[["Experiment", RunSpec, int, Path, Callable[[Underway], None]], Launcher]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +55,7 @@ class Experiment:
     runs: tuple[RunSpec, ...]
     host_memory_bytes: int
     expected_kv_bytes: tuple[int, ...]
-    launcher: LauncherName
+    launcher: str
     shaping: ShapingName
     folder: Path
 
@@ -83,12 +86,17 @@ def prepare(
             {run.deployment: run.gpus for run in runs if run.link is not None},
             {run.deployment: run.gpus for run in runs if run.link is None},
         )
-    granted = runs[0].host_memory_bytes or psutil.virtual_memory().available // 2
-    expected = tuple(_expected_kv_bytes(run, granted) for run in runs)
+    granted = granted_memory_bytes(runs[0])
+    expected = tuple(foresee_kv_bytes(run, granted) for run in runs)
     return Experiment(topology, runs, granted, expected, how.launcher, shaping, new_folder(out, topology.name))
 
 
-def _expected_kv_bytes(run: RunSpec, granted: int) -> int:
+def granted_memory_bytes(run: RunSpec) -> int:
+    """What all decode nodes together may keep of KV here: as the topology says, else half of the free memory."""
+    return run.host_memory_bytes or psutil.virtual_memory().available // 2
+
+
+def foresee_kv_bytes(run: RunSpec, granted: int) -> int:
     """Bytes of KV that a decode node will hold at most, as a simulation foresees; they are real memory here.
 
     Refuses before the run what all decode nodes together would not be `granted` during it.
@@ -106,24 +114,40 @@ def _expected_kv_bytes(run: RunSpec, granted: int) -> int:
     return int(expected)
 
 
-async def perform(experiment: Experiment, on_progress: OnProgress, on_result: OnResult) -> list[RunResult]:
+def launcher_for(
+    experiment: Experiment, run: RunSpec, expected_kv_bytes: int, logs: Path, on_progress: Callable[[Underway], None]
+) -> Launcher:
+    """What runs one run of an experiment on this machine, as its conditions say."""
+    kernel_shaping = experiment.shaping_of(run) == "kernel"
+    holders = sum(node.role == "decode" for node in run.nodes)
+    if experiment.launcher == "compose":
+        return ComposeLauncher(
+            run=msgspec.structs.replace(run, host_memory_bytes=experiment.host_memory_bytes),
+            logs=logs,
+            kernel_shaping=kernel_shaping,
+            on_progress=on_progress,
+        )
+    return ProcessLauncher(
+        run=run,
+        site=make_site(experiment.launcher, run),
+        folder=logs,
+        host_memory_bytes=experiment.host_memory_bytes // max(1, holders),
+        expected_kv_bytes=expected_kv_bytes,
+        kernel_shaping=kernel_shaping,
+        on_progress=on_progress,
+    )
+
+
+async def perform(
+    experiment: Experiment, on_progress: OnProgress, on_result: OnResult, make_launcher: MakeLauncher = launcher_for
+) -> list[RunResult]:
     """Run everything in order; each run's folder is complete when its result is told."""
     results: list[RunResult] = []
     for run, expected in zip(experiment.runs, experiment.expected_kv_bytes, strict=True):
         shaping = experiment.shaping_of(run)
         folder = RunFolder(experiment.folder, run, experiment.topology, launcher=experiment.launcher, shaping=shaping)
-        holders = sum(node.role == "decode" for node in run.nodes)
-        granted = experiment.host_memory_bytes // max(1, holders)
-        launcher = ProcessLauncher(
-            run=run,
-            site=make_site(experiment.launcher, run),
-            folder=folder.logs,
-            host_memory_bytes=granted,
-            expected_kv_bytes=expected,
-            kernel_shaping=shaping == "kernel",
-            on_progress=partial(on_progress, run),
-        )
         try:
+            launcher = make_launcher(experiment, run, expected, folder.logs, partial(on_progress, run))
             live = await launcher.launch()
         except BaseException:
             folder.finish("broken")
@@ -137,7 +161,11 @@ async def perform(experiment: Experiment, on_progress: OnProgress, on_result: On
 
 def compare(experiment: Experiment, on_progress: OnProgress, on_result: OnResult) -> CompareSummary:
     """Run everything, judge it, and write summary.json and report.html into the experiment's folder."""
-    results = asyncio.run(perform(experiment, on_progress, on_result))
+    return conclude(experiment, asyncio.run(perform(experiment, on_progress, on_result)))
+
+
+def conclude(experiment: Experiment, results: Sequence[RunResult]) -> CompareSummary:
+    """Judge what was run, and write summary.json and report.html into the experiment's folder."""
     judgement = verdict.judge(results, experiment.topology.slo)
     summary = summarize_experiment(experiment, results, judgement)
     (experiment.folder / "summary.json").write_bytes(pretty(summary))

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -34,7 +34,17 @@ PROBE_S = 8.0
 FINISH_S = 15.0
 STOP_S = 3.0
 _LINE_BYTES = 1 << 20
-_NO_LOAD = LoadPlan((), (), 0.0, 0.0)
+NO_LOAD = LoadPlan((), (), 0.0, 0.0)
+
+
+def ready_limit_s(run: RunSpec) -> float:
+    """How long a run's cluster may take to be ready: to start, to warm its memory and to probe every pair's link."""
+    return READY_S + PROBE_S * len(Prober.of(run).pairs)
+
+
+def finish_limit_s(run: RunSpec) -> float:
+    """How long a run may take from then on, in wall seconds."""
+    return (run.load.duration_s + run.load.drain_s) * run.scale.time + FINISH_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +53,16 @@ class LiveResult:
 
     report: RunReport
     cpu_busy: tuple[float, ...]
+
+
+class Launcher(Protocol):
+    """Whatever runs one `RunSpec`."""
+
+    async def launch(self) -> LiveResult:
+        """Run it from first start to last exit; what was started is gone afterwards, whatever happened.
+
+        Raises ConfigError for what the user can mend, DeadlineError or RunError for a run that broke down.
+        """
 
 
 @dataclass(slots=True)
@@ -77,11 +97,6 @@ class ProcessLauncher:
     def _report(self) -> Path:
         return self.folder / "report.json"
 
-    @property
-    def _ready_s(self) -> float:
-        """How long the cluster may take to be ready: to start, to warm its memory and to probe every pair's link."""
-        return READY_S + PROBE_S * len(Prober.of(self.run).pairs)
-
     async def launch(self) -> LiveResult:
         """Start, wait for readiness, run, collect; whatever happens, no process outlives this call.
 
@@ -100,14 +115,14 @@ class ProcessLauncher:
         common = Assignment(
             kind="node",
             name="",
-            run=msgspec.structs.replace(self.run, load=_NO_LOAD),
+            run=msgspec.structs.replace(self.run, load=NO_LOAD),
             secret=secrets.token_hex(16),
             report=str(self._report),
             router_public_key=keys.public if beyond_loopback else "",
             host_memory_bytes=self.host_memory_bytes,
             expected_kv_bytes=self.expected_kv_bytes,
             kernel_shaping=self.kernel_shaping,
-            join_timeout_s=self._ready_s,
+            join_timeout_s=ready_limit_s(self.run),
         )
 
         async def start(name: str, **changes: Any) -> Child:
@@ -120,11 +135,9 @@ class ProcessLauncher:
         endpoint = router.ready.result().endpoint
         others = [await start(node.name, router_endpoint=endpoint) for node in self.run.nodes]
         client = await start(CLIENT, kind="client", run=self.run, router_endpoint=endpoint)
-        await self._settle([child.ready for child in (*others, client)], self._ready_s, "start")
-        load = self.run.load
-        limit_s = (load.duration_s + load.drain_s) * self.run.scale.time + FINISH_S
+        await self._settle([child.ready for child in (*others, client)], ready_limit_s(self.run), "start")
         with CpuSampler() as cpu:
-            await self._settle([client.done], limit_s, "finish")
+            await self._settle([client.done], finish_limit_s(self.run), "finish")
         await self._settle([child.done for child in self.children], FINISH_S, "finish")
         report = msgspec.json.decode(self._report.read_bytes(), type=RunReport)
         self._report.unlink()
@@ -172,7 +185,7 @@ class ProcessLauncher:
                 case Done():
                     child.done.set_result(None)
                 case Failed(error=kind, message=message):
-                    error = _error(child, kind, message)
+                    error = error_told(child.name, kind, message, f"see {child.log}")
         code = await child.process.wait()
         if error is None:
             how = f"signal {-code}" if code < 0 else f"status {code}"
@@ -217,9 +230,10 @@ class ProcessLauncher:
             await wait
 
 
-def _error(child: Child, kind: str, message: str) -> Exception:
+def error_told(name: str, kind: str, message: str, see: str) -> Exception:
+    """The error that process `name` told of; `see` says where more is written, for one that nobody expects."""
     if kind in ("ConfigError", "CapacityError", "FidelityError"):
         return ConfigError(message)
     if kind == "DeadlineError":
         return DeadlineError(message)
-    return RunError(f"process {child.name} failed: {kind}: {message}; see {child.log}")
+    return RunError(f"process {name} failed: {kind}: {message}; {see}")

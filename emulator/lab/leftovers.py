@@ -22,7 +22,8 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from emulator.core.errors import ConfigError, PdemuError, RunError
+from emulator.core.errors import ConfigError, PdemuError
+from emulator.lab import docker
 from emulator.live import namespace
 
 STATE_DIR_ENV = "PDEMU_STATE_DIR"
@@ -222,8 +223,9 @@ def end_process(process: Process) -> bool:
     return True
 
 
-def _no_compose(project: ComposeProject) -> bool:
-    raise RunError(f"no container engine was asked; take it down with `docker compose -p {project.project} down`")
+def take_down(project: ComposeProject) -> bool:
+    """Remove a compose project; False when nothing of it was there. Raises RunError when the engine refuses."""
+    return docker.take_down(project.project)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +234,7 @@ class Remover:
 
     process: Callable[[Process], bool] = end_process
     namespace: Callable[[str], bool] = namespace.remove
-    compose: Callable[[ComposeProject], bool] = _no_compose
+    compose: Callable[[ComposeProject], bool] = take_down
 
 
 def clean(remover: Remover | None = None) -> list[str]:

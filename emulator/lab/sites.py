@@ -11,7 +11,7 @@ from emulator.core.deploy import RunSpec
 from emulator.core.errors import ConfigError
 from emulator.lab.leftovers import Ledger, new_run_id
 
-LauncherName = Literal["local", "netns"]
+LauncherName = Literal["local", "netns", "compose"]
 ShapingName = Literal["paced", "kernel"]
 
 ROUTER, CLIENT = "router", "client"
@@ -82,8 +82,8 @@ class NamespaceSite:
             self._site.close()
 
 
-def make_site(launcher: LauncherName, run: RunSpec) -> Site:
-    """The site for one run."""
+def make_site(launcher: str, run: RunSpec) -> Site:
+    """The site for the processes of one run on this machine."""
     if launcher == "netns":
         return NamespaceSite(run)
     return LocalSite([ROUTER, CLIENT, *(node.name for node in run.nodes)])
@@ -99,4 +99,4 @@ def choose_shaping(launcher: LauncherName, asked: ShapingName | None) -> Shaping
             "--shaping kernel: the local launcher has all processes on loopback, which the kernel cannot shape for "
             "one of them; use --launcher netns, or --shaping paced"
         )
-    return asked or ("kernel" if launcher == "netns" else "paced")
+    return asked or ("paced" if launcher == "local" else "kernel")

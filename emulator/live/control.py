@@ -44,18 +44,19 @@ def require_loopback(address: str) -> None:
         loopback = host == "localhost"
     if not loopback:
         raise ConfigError(
-            f"control address {address}: without a key only loopback addresses are allowed, such as 127.0.0.1"
+            f"control address {address}: without a key only loopback addresses are allowed, such as 127.0.0.1; give "
+            "the router's CURVE keys, or --insecure for a network that nobody else reaches"
         )
 
 
 class RouterSocket:
     """The router's end. `endpoint` is the address with its real port; raises ConfigError if the port is taken.
 
-    An address that is not loopback needs `keys`.
+    An address that is not loopback needs `keys`, or to be `insecure` on purpose.
     """
 
-    def __init__(self, address: str, keys: CurveKeys | None = None) -> None:
-        if keys is None:
+    def __init__(self, address: str, keys: CurveKeys | None = None, *, insecure: bool = False) -> None:
+        if keys is None and not insecure:
             require_loopback(address)
         self._context = zmq.asyncio.Context(io_threads=1)
         self._socket = self._context.socket(zmq.ROUTER)
@@ -90,10 +91,13 @@ class RouterSocket:
 
 
 class PeerSocket:
-    """The end of a node or client named `name`; `router_key` is the router's public key, needed beyond loopback."""
+    """The end of a node or client named `name`.
 
-    def __init__(self, endpoint: str, name: str, router_key: str = "") -> None:
-        if not router_key:
+    `router_key` is the router's public key, needed beyond loopback unless the connection is `insecure` on purpose.
+    """
+
+    def __init__(self, endpoint: str, name: str, router_key: str = "", *, insecure: bool = False) -> None:
+        if not router_key and not insecure:
             require_loopback(endpoint)
         self._context = zmq.asyncio.Context(io_threads=1)
         self._socket = self._context.socket(zmq.DEALER)

@@ -24,7 +24,7 @@ PING_GAP_S = 0.01
 
 
 class KvEnd:
-    """Sender, receiver or neither, by the node's role.
+    """Sender, receiver or neither, by the node's role; neither where no KV crosses a network, so without `nic`.
 
     `arrived(ticket, nbytes, start_s, end_s)` is called on the loop with model bytes and model seconds, `probed` when
     a probe is complete.
@@ -34,6 +34,7 @@ class KvEnd:
         self,
         task: Assignment,
         node: NodeSpec,
+        nic: EmulatedNic | None,
         clock: ModelClock,
         *,
         arrived: Callable[[int, int, float, float], None],
@@ -55,23 +56,24 @@ class KvEnd:
         self._transfers: list[TransferRow] = []
         self._sender: KvSender | None = None
         self._receiver: KvReceiver | None = None
-        self._nic: EmulatedNic | None = None
-        if run.link is None:
+        self._nic = nic
+        if nic is None:
             return
-        self._nic = EmulatedNic(run.link, self._scaling, task.kv_address, kernel=task.kernel_shaping)
         if node.role == "prefill":
             self._sender = KvSender(
-                egress_bytes_per_s=self._nic.pace_bytes_per_s,
-                frame_bytes=self._nic.frame_bytes,
+                egress_bytes_per_s=nic.pace_bytes_per_s,
+                frame_bytes=nic.frame_bytes,
+                shaped_elsewhere=nic.pace_bytes_per_s is None,
                 verify=run.verify_kv,
                 on_error=self._link_failed,
             )
         if node.role == "decode":
             self._receiver = KvReceiver(
                 f"tcp://{task.kv_address}:*",
-                ingress_bytes_per_s=self._nic.pace_bytes_per_s,
-                frame_bytes=self._nic.frame_bytes,
-                delay_s=self._nic.hold_s,
+                ingress_bytes_per_s=nic.pace_bytes_per_s,
+                frame_bytes=nic.frame_bytes,
+                shaped_elsewhere=nic.pace_bytes_per_s is None,
+                delay_s=nic.hold_s,
                 host_memory_bytes=task.host_memory_bytes,
                 verify=run.verify_kv,
                 on_complete=self._complete,

@@ -87,7 +87,9 @@ class KvReceiver:
     delivered no earlier than `delay_s` after its end on the sender's wire. Stored bytes never exceed
     `host_memory_bytes`. With `verify` a frame must carry its CRC-32. `on_complete` is called on the link's
     thread once per complete ticket, and `on_error` with every error there (without it they are logged);
-    both must be cheap. Raises ConfigError if the address cannot be bound, ValueError for a rate that cannot be.
+    both must be cheap. On a link that is `shaped_elsewhere`, by the kernel, senders cannot know when a frame is on
+    the wire: it counts from the arrival of the one before, if that is later than its stamp, and its delay from its
+    own arrival. Raises ConfigError if the address cannot be bound, ValueError for a rate that cannot be.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class KvReceiver:
         ingress_bytes_per_s: float | None,
         frame_bytes: int | None = None,
         delay_s: float = 0.0,
+        shaped_elsewhere: bool = False,
         host_memory_bytes: int,
         verify: bool = False,
         on_complete: Callable[[Arrival], None],
@@ -105,6 +108,8 @@ class KvReceiver:
     ) -> None:
         self._nic = Nic(ingress_bytes_per_s)
         self._shaped = ingress_bytes_per_s is not None
+        self._shaped_elsewhere = shaped_elsewhere
+        self._last_s = -math.inf
         self._gate_s = -math.inf
         self._delay_s = delay_s
         self._host_memory_bytes = host_memory_bytes
@@ -121,7 +126,9 @@ class KvReceiver:
         self._retained = self._peak_retained = self._unretained = 0
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
-            self._pull = _bind(self._context, bind, ingress_bytes_per_s, frame_bytes)
+            size = frame_bytes_for(ingress_bytes_per_s) if frame_bytes is None else frame_bytes
+            unlimited = full_speed(ingress_bytes_per_s, size) and not shaped_elsewhere
+            self._pull = _bind(self._context, bind, size, unlimited=unlimited)
         except ConfigError:
             self._context.term()
             raise
@@ -239,7 +246,10 @@ class KvReceiver:
             self._drop("malformed")
             return
         now_s = time.monotonic()
-        if header.end_s > now_s:
+        if self._shaped_elsewhere:
+            header = header._replace(start_s=min(max(header.start_s, self._last_s), now_s), end_s=now_s)
+            self._last_s = now_s
+        elif header.end_s > now_s:
             header = header._replace(start_s=min(header.start_s, now_s), end_s=now_s)
         self._take_frame(header, frames, now_s)
 
@@ -323,13 +333,12 @@ class KvReceiver:
 
 
 def _bind(
-    context: zmq.Context[zmq.Socket[bytes]], address: str, bytes_per_s: float | None, frame_bytes: int | None
+    context: zmq.Context[zmq.Socket[bytes]], address: str, frame_bytes: int, *, unlimited: bool
 ) -> zmq.Socket[bytes]:
     """The bound socket; it refuses, by ending the connection, parts that are longer than any frame."""
-    frame_bytes = frame_bytes_for(bytes_per_s) if frame_bytes is None else frame_bytes
     pull = context.socket(zmq.PULL)
     pull.linger = 0
-    pull.rcvhwm = queued_messages(frame_bytes, unlimited=full_speed(bytes_per_s, frame_bytes), sending=False)
+    pull.rcvhwm = queued_messages(frame_bytes, unlimited=unlimited, sending=False)
     pull.rcvbuf = socket_buffer_bytes(frame_bytes)
     pull.rcvtimeo = _IDLE_MS
     pull.maxmsgsize = MAX_FRAME_BYTES

@@ -74,8 +74,8 @@ class _Destination:
 class KvSender:
     """One node's KV egress at `egress_bytes_per_s` payload bytes per second (None: as fast as it goes).
 
-    `frame_bytes` defaults to what suits the rate; where the network is shaped by other means and this rate is
-    None, give what suits that rate (`frame_bytes_for`), so that little is queued unseen. With `verify` each
+    `frame_bytes` defaults to what suits the rate. Where the link is `shaped_elsewhere`, by the kernel, this rate is
+    None; give the frames that suit that rate (`frame_bytes_for`), so that little is queued unseen. With `verify` each
     message carries its CRC-32, which the receiver must expect too. `on_error` is given every error of the
     thread, on that thread; without it they are logged. All methods may be called from any thread, and all but
     close() return at once.
@@ -87,6 +87,7 @@ class KvSender:
         *,
         egress_bytes_per_s: float | None,
         frame_bytes: int | None = None,
+        shaped_elsewhere: bool = False,
         verify: bool = False,
         on_error: Callable[[Exception], None] | None = None,
         name: str = "kv-sender",
@@ -96,7 +97,7 @@ class KvSender:
             raise ValueError(f"frame_bytes must be from 1 to {MAX_FRAME_BYTES}, not {self.frame_bytes}")
         self._nic = Nic(egress_bytes_per_s)
         self._shaped = egress_bytes_per_s is not None
-        self._unlimited = full_speed(egress_bytes_per_s, self.frame_bytes)
+        self._unlimited = full_speed(egress_bytes_per_s, self.frame_bytes) and not shaped_elsewhere
         self._message_bytes = self.frame_bytes * (FRAMES_PER_MESSAGE if self._unlimited else 1)
         self._verify = verify
         self._on_error = on_error

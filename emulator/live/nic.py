@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from emulator.core.deploy import LinkSpec
 from emulator.core.pacing import LINE_BYTES_PER_SEGMENT, PAYLOAD_BYTES_PER_SEGMENT, frame_bytes_for
 from emulator.core.scaling import Scaling
+from emulator.live.status import Assignment
 
 if TYPE_CHECKING:
     from emulator.live.shaping import Applied
@@ -27,17 +28,29 @@ class NicCounts:
 
 class EmulatedNic:
     """`pace_bytes_per_s` is what sender and receiver keep themselves (None: the kernel does), wall bytes per second;
-    `hold_s` the delay that the receiver adds, wall seconds; `frame_bytes` what suits the rate."""
+    `hold_s` the delay that the receiver adds, wall seconds; `frame_bytes` what suits the rate. With `leave_shaped` the
+    kernel's shaping stays when the NIC is closed: it goes with its network namespace."""
 
-    def __init__(self, link: LinkSpec, scaling: Scaling, address: str, *, kernel: bool) -> None:
+    def __init__(
+        self, link: LinkSpec, scaling: Scaling, address: str, *, kernel: bool, leave_shaped: bool = False
+    ) -> None:
         rate = scaling.wall_bytes_per_s(link.payload_bps)
         self.frame_bytes = frame_bytes_for(rate)
         self.pace_bytes_per_s: float | None = rate
         self.delay_s = self.hold_s = scaling.wall_s(link.delay_s)
+        self._leave_shaped = leave_shaped
         self._applied: Applied | None = None
         self._retransmits_before = 0
         if kernel:
             self._shape(address, rate * 8 * LINE_BYTES_PER_SEGMENT / PAYLOAD_BYTES_PER_SEGMENT)
+
+    @classmethod
+    def of(cls, task: Assignment, *, leave_shaped: bool = False) -> EmulatedNic | None:
+        """The NIC that an assignment asks for, shaped; None when no KV crosses a network in its run."""
+        if task.run.link is None:
+            return None
+        scaling = Scaling(task.run.scale)
+        return cls(task.run.link, scaling, task.kv_address, kernel=task.kernel_shaping, leave_shaped=leave_shaped)
 
     def _shape(self, address: str, line_bps: float) -> None:
         """Have the kernel shape both directions; raises ConfigError when it cannot."""
@@ -58,7 +71,8 @@ class EmulatedNic:
         from emulator.live import shaping  # noqa: PLC0415
 
         counts = shaping.counters(self._applied)
-        shaping.undo(self._applied)
+        if not self._leave_shaped:
+            shaping.undo(self._applied)
         self._applied = None
         dropped = sum(side.drops for side in (counts.egress, counts.ingress) if side is not None)
         return NicCounts(dropped, counts.retransmitted_segments - self._retransmits_before)

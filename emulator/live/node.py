@@ -19,6 +19,7 @@ from emulator.live.control import PeerSocket
 from emulator.live.device import VirtualDevice
 from emulator.live.kv_end import KvEnd
 from emulator.live.loop_lag import LoopLag
+from emulator.live.nic import EmulatedNic
 from emulator.live.reports import NodeReport, pieces
 from emulator.live.status import Assignment
 
@@ -27,22 +28,27 @@ REPORT_LINGER_S = 5.0
 
 
 class NodeProcess:
-    """Carries out what the engine of one node decides."""
+    """Carries out what the engine of one node decides; its KV crosses `nic`, if any crosses a network."""
 
-    def __init__(self, task: Assignment, node: NodeSpec) -> None:
+    def __init__(self, task: Assignment, node: NodeSpec, nic: EmulatedNic | None) -> None:
         self._node = node
         self._secret = task.secret
         self._scale_time = task.run.scale.time
         self._clock = ModelClock(self._scale_time)
         self._lag = LoopLag(asyncio.get_running_loop())
-        self._control = PeerSocket(task.router_endpoint, node.name, task.router_public_key)
+        self._control = PeerSocket(task.router_endpoint, node.name, task.router_public_key, insecure=task.insecure)
         self._device = VirtualDevice(asyncio.get_running_loop(), self._step_done, node.name)
         self._steps: list[StepRecord] = []
         self._failure: Exception | None = None
         self._ended = asyncio.Event()
-        self._kv = KvEnd(task, node, self._clock, arrived=self._kv_arrived, probed=self._probed, failed=self._fail)
+        self._kv = KvEnd(task, node, nic, self._clock, arrived=self._kv_arrived, probed=self._probed, failed=self._fail)
         new_ticket = partial(secrets.randbits, 63)
         self._engine = Engine(node, new_ticket=new_ticket, kv_endpoint=self._kv.endpoint)
+
+    @property
+    def kv_endpoint(self) -> str:
+        """Where KV for this node goes; empty when it takes none."""
+        return self._kv.endpoint
 
     async def join(self, timeout_s: float) -> None:
         """Introduce this node to the router; raises DeadlineError without an answer in `timeout_s` wall seconds."""

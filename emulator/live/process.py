@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -21,6 +22,7 @@ from emulator.core.probe import MAX_BYTES
 from emulator.live import namespace
 from emulator.live.client import ClientProcess, Progress
 from emulator.live.heap import warm_heap
+from emulator.live.nic import EmulatedNic
 from emulator.live.node import NodeProcess
 from emulator.live.reports import RunReport
 from emulator.live.router import RouterProcess
@@ -52,8 +54,8 @@ class Leash:
         os._exit(ORPHANED)
 
 
-async def _main(task: Assignment) -> RunReport | None:
-    """Live through the run; a client returns its report."""
+async def live(task: Assignment, tell: Callable[[Status], None], nic: EmulatedNic | None) -> RunReport | None:
+    """Live through the run, telling how it goes; a node's KV crosses `nic`. A client returns the run's report."""
     if task.kind == "router":
         router = RouterProcess(task)
         tell(Ready(router.endpoint))
@@ -63,33 +65,39 @@ async def _main(task: Assignment) -> RunReport | None:
         spec = next(node for node in task.run.nodes if node.name == task.name)
         if spec.role == "decode":
             warm_heap(max(task.expected_kv_bytes, 2 * MAX_BYTES))
-        node = NodeProcess(task, spec)
+        node = NodeProcess(task, spec, nic)
         await node.join(task.join_timeout_s)
-        tell(Ready())
+        tell(Ready(node.kv_endpoint))
         await node.serve()
         return None
     client = ClientProcess(task)
     await client.join(task.join_timeout_s)
     tell(Ready())
-    return await client.drive(_tell_progress)
+
+    def tell_progress(progress: Progress) -> None:
+        tell(Underway(progress.now_s, progress.sent, progress.ended))
+
+    return await client.drive(tell_progress)
 
 
-def _tell_progress(progress: Progress) -> None:
-    tell(Underway(progress.now_s, progress.sent, progress.ended))
+def tune() -> None:
+    """Make this interpreter fit to keep deadlines."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    gc.freeze()
+    gc.disable()  # a collection would stall a step; a run is short and its objects are few
 
 
 def main() -> int:
     """Be what the assignment says; the exit status is 0, or that of the error told."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    gc.freeze()
-    gc.disable()  # a collection would stall a step; a run is short and its objects are few
+    tune()
     leash = Leash()
     try:
         if leash.assignment.netns:
             namespace.enter(leash.assignment.netns)
         leash.watch()
-        report = uvloop.run(_main(leash.assignment))
+        nic = EmulatedNic.of(leash.assignment) if leash.assignment.kind == "node" else None
+        report = uvloop.run(live(leash.assignment, tell, nic))
         if report is not None:
             Path(leash.assignment.report).write_bytes(msgspec.json.encode(report))
         tell(Done())

@@ -15,8 +15,8 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     With `netns` it moves there first; with `kernel_shaping` its NIC is shaped at the interface of `kv_address`.
 
     A router listens on `control_address`, a decode node takes KV in on `kv_address`; addresses beyond loopback need
-    the router's keys. A node may keep up to `host_memory_bytes` of received KV, and is expected to keep about
-    `expected_kv_bytes`.
+    the router's keys, or to be `insecure` on purpose. A node may keep up to `host_memory_bytes` of received KV, and is
+    expected to keep about `expected_kv_bytes`.
     """
 
     kind: Literal["router", "node", "client"]
@@ -27,6 +27,7 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     router_endpoint: str = ""
     router_public_key: str = ""
     router_secret_key: str = ""
+    insecure: bool = False
     control_address: str = "127.0.0.1"
     kv_address: str = "127.0.0.1"
     netns: str = ""
@@ -37,7 +38,7 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class Ready(msgspec.Struct, frozen=True, tag_field="status", tag="ready"):
-    """The process is part of the cluster; a router says where it listens."""
+    """The process is part of the cluster; a router and a decode node say where they listen."""
 
     endpoint: str = ""
 

@@ -33,6 +33,8 @@ HEADINGS = (
     "ITL\np99/max",
     "wire\np50",
 )
+LEFT_OUT_WHEN_NARROW = ("good\nreq/s", "TPOT\np50/p99", "wire\np50")
+WIDE = 100
 PART_NAMES = {
     "queue": "queue",
     "prefill": "prefill",
@@ -40,11 +42,12 @@ PART_NAMES = {
     "wire": "link",
     "decode_wait": "decode memory",
 }
+BROKEN_HEADINGS = {"orchestration": "orches-\ntration", "decode_wait": "decode\nmemory"}
 
 
-def render(compare: CompareSummary, *, judged: bool = True) -> RenderableType:
-    """Everything a terminal shows of a comparison, or of runs that were not `judged`; print it with a rich Console."""
-    parts: list[RenderableType] = [comparison_table(compare.runs)]
+def render(compare: CompareSummary, *, judged: bool = True, width: int = WIDE) -> RenderableType:
+    """What a terminal of `width` columns shows of a comparison, or of runs not `judged`; for a rich Console."""
+    parts: list[RenderableType] = [comparison_table(compare.runs, narrow=width < WIDE)]
     parts += [Padding(Text(note, style="yellow"), (0, 1)) for run in compare.runs for note in warnings(run)]
     parts += ["", breakdown_table(compare.runs)]
     if judged:
@@ -52,17 +55,20 @@ def render(compare: CompareSummary, *, judged: bool = True) -> RenderableType:
     return Group(*parts)
 
 
-def comparison_table(runs: Sequence[RunSummary]) -> Table:
-    """One row a run: what was sent and completed, how much met the SLO, and the latencies in milliseconds."""
+def comparison_table(runs: Sequence[RunSummary], *, narrow: bool = False) -> Table:
+    """One row a run: what was sent and completed, how much met the SLO, and the latencies in milliseconds.
+
+    A `narrow` one leaves out goodput, TPOT and transfers, which the summary has, so that the notes keep their place.
+    """
     table = _table("Comparison (latencies in ms)")
-    for heading in HEADINGS:
+    shown = [heading for heading in HEADINGS if not (narrow and heading in LEFT_OUT_WHEN_NARROW)]
+    for heading in shown:
         table.add_column(heading, justify="right", no_wrap=True)
     with_notes = any(notes(run) for run in runs)
     if with_notes:
-        table.add_column("notes", overflow="fold")
+        table.add_column("notes", overflow="fold", min_width=9)
     for run in runs:
-        cells: list[RenderableType] = [
-            _folded(run.deployment),
+        values = (
             bandwidth_text(run.kv_bandwidth_bps),
             f"{run.completed}/{run.requests}",
             percent_text(run.slo_attainment),
@@ -71,15 +77,18 @@ def comparison_table(runs: Sequence[RunSummary]) -> Table:
             _pair(run.tpot_ms.p50, run.tpot_ms.p99),
             _pair(run.itl_ms.p99, run.itl_ms.max),
             ms_text(run.kv.transfer_ms.p50),
-        ]
-        table.add_row(*cells, *([Text("\n".join(notes(run)), style="yellow")] if with_notes else []))
+        )
+        cells = [value for heading, value in zip(HEADINGS, values, strict=True) if heading in shown]
+        table.add_row(
+            _folded(run.deployment), *cells, *([Text("\n".join(notes(run)), style="yellow")] if with_notes else [])
+        )
     return table
 
 
 def breakdown_table(runs: Sequence[RunSummary]) -> Table:
     """Where TTFT goes on average over completed requests; each row adds up to its mean."""
     table = _table("Mean TTFT, by part (ms)")
-    for heading in ("KV", *(PART_NAMES[part] for part in PARTS), "TTFT"):
+    for heading in ("KV", *(BROKEN_HEADINGS.get(part, PART_NAMES[part]) for part in PARTS), "TTFT"):
         table.add_column(heading, justify="right", no_wrap=True)
     for run in runs:
         parts = (getattr(run.ttft_breakdown_ms, part) for part in PARTS)
@@ -125,7 +134,7 @@ def _verdict_line(verdict: Verdict) -> Text:
 
 def _table(title: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title=title, title_justify="left")
-    table.add_column("deployment", overflow="fold", min_width=10)
+    table.add_column("deployment", overflow="fold", min_width=NAME_WIDTH)
     return table
 
 

@@ -229,7 +229,10 @@ def test_a_corrupt_state_file_is_reported_and_left(state: Path, dead: Process, c
     assert corrupt.read_bytes() == content
 
 
-def test_without_an_engine_a_compose_project_is_left_and_told_how_to_remove(state: Path, dead: Process) -> None:
+def test_without_an_engine_a_compose_project_is_left_and_told_how_to_remove(
+    state: Path, dead: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
     path = record(state, "killed", dead, compose=ComposeProject("project", "/x.yml"))
     (line,) = clean()
     assert "docker compose -p project down" in line

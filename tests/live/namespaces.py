@@ -70,3 +70,15 @@ def cable(tag: str) -> Iterator[tuple[Host, Host]]:
     finally:
         for namespace in made:
             netns.remove(namespace)
+
+
+def try_shaping() -> None:
+    """Set a token bucket in a namespace, by other means than those under test; raises whatever prevents it."""
+    from pyroute2 import IPRoute
+
+    def shape(interface: str) -> None:
+        with IPRoute() as ip:
+            ip.tc("add", "tbf", ip.link_lookup(ifname=interface)[0], rate="100mbit", burst=73728, limit=1 << 20)
+
+    with cable("check") as (host, _):
+        host.run(shape, host.interface)

@@ -1,0 +1,32 @@
+# One image for every member of a cluster: router, nodes and client. Needs nothing but Python packages.
+#
+# A node starts as root, because only root may shape its link; it becomes PDEMU_USER before it opens a socket.
+# An index other than pip's own, or a proxy, are build arguments; a private CA belongs into PYTHON_IMAGE.
+ARG PYTHON_IMAGE=python:3.11-slim-bookworm
+
+FROM ${PYTHON_IMAGE} AS build
+ARG PIP_INDEX_URL
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+WORKDIR /src
+COPY pyproject.toml requirements.lock ./
+COPY tools/lock_subset.py tools/
+RUN python tools/lock_subset.py > runtime.lock \
+ && python tools/lock_subset.py hatchling > build.lock \
+ && python -m venv --without-pip /opt/pdemu \
+ && pip --python /opt/pdemu/bin/python install --require-hashes -r runtime.lock \
+ && pip install --require-hashes -r build.lock
+COPY README.md ./
+COPY emulator emulator
+RUN pip wheel --no-deps --no-build-isolation --wheel-dir dist . \
+ && pip --python /opt/pdemu/bin/python install --no-deps dist/*.whl
+
+FROM ${PYTHON_IMAGE}
+COPY --from=build /opt/pdemu /opt/pdemu
+ENV PATH=/opt/pdemu/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    PDEMU_USER=10001:10001 \
+    PDEMU_STAY=1 \
+    PDEMU_HEALTH_FILE=/tmp/pdemu-health.json
+WORKDIR /lab
+COPY topologies topologies
+ENTRYPOINT ["pdemu"]

@@ -1,0 +1,60 @@
+"""One end of a short test of what KV links this machine carries: `python -m emulator.live.capacity` with `receive` or
+`send ENDPOINT`. The receiver prints its endpoint, then, when all has come, the payload bits per second."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+from emulator.live.heap import warm_heap
+from emulator.live.kv_link import Arrival, KvReceiver, KvSender
+
+TRANSFER_BYTES = 64 << 20
+TRANSFERS = 40
+WARM_TRANSFERS = 8
+
+
+def receive() -> None:
+    """Take the transfers in, each dropped when it is complete; the first few warm everything up and do not count."""
+    warm_heap(4 * TRANSFER_BYTES)
+    done = threading.Event()
+    arrivals: list[Arrival] = []
+
+    def complete(arrival: Arrival) -> None:
+        receiver.release(arrival.ticket)
+        arrivals.append(arrival)
+        if len(arrivals) == TRANSFERS:
+            done.set()
+
+    receiver = KvReceiver(
+        "tcp://127.0.0.1:*", ingress_bytes_per_s=None, host_memory_bytes=4 * TRANSFER_BYTES, on_complete=complete
+    )
+    for ticket in range(TRANSFERS):
+        receiver.open(ticket, TRANSFER_BYTES)
+    _tell(receiver.endpoint)
+    done.wait()
+    counted = arrivals[WARM_TRANSFERS:]
+    seconds = counted[-1].end_s - arrivals[WARM_TRANSFERS - 1].end_s
+    _tell(repr(len(counted) * TRANSFER_BYTES * 8 / seconds))
+    receiver.close()
+
+
+def send(endpoint: str) -> None:
+    """Send the transfers and wait to be ended."""
+    sender = KvSender(egress_bytes_per_s=None)
+    for ticket in range(TRANSFERS):
+        sender.send(endpoint, ticket, TRANSFER_BYTES)
+    sys.stdin.read()
+    sender.close()
+
+
+def _tell(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "receive":
+        receive()
+    else:
+        send(sys.argv[2])

@@ -1,0 +1,107 @@
+"""The compose file of a run, and what is read from the output of `up`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from emulator.core.deploy import RunSpec, plan_runs
+from emulator.core.errors import ConfigError
+from emulator.core.workload import plan_load
+from emulator.lab.catalog_files import load_catalog
+from emulator.lab.compose import literal, mount, parse_line, render, render_for_hand, to_yaml
+from emulator.lab.topology_files import load_topology
+from emulator.live.status import Failed, Underway
+from tests.live.lab import SMALL, TOPOLOGIES
+
+
+def _run(path: Path, deployment: str) -> RunSpec:
+    topology = load_topology(path)
+    runs = plan_runs(topology, load_catalog(), plan_load(topology.workload, {}), deployments=[deployment])
+    return runs[0]
+
+
+def _services(text: str) -> dict[str, str]:
+    """The text of each service, by name."""
+    body = text.split("services:\n")[1].split("networks:\n  control:", maxsplit=1)[0]
+    services: dict[str, str] = {}
+    name = ""
+    for line in body.splitlines():
+        if line.startswith("  ") and line[2] != " ":
+            name = line.strip(" :")
+            services[name] = ""
+        elif name:
+            services[name] += line + "\n"
+    return services
+
+
+def test_every_node_is_a_service_that_shapes_its_own_link() -> None:
+    services = _services(render(_run(TOPOLOGIES / "2p2d.toml", "2P2D"), {"A": "b"}, [], "/x:/lab/results"))
+    nodes = ["prefill-0", "prefill-1", "decode-0", "decode-1"]
+    assert list(services) == ["router", *nodes, "client"]
+    for name in nodes:
+        assert f'command: ["node","--name","{name}","--kv-address","{name}.kv"]' in services[name]
+        assert f'aliases: ["{name}.kv"]' in services[name]
+        assert 'cap_add: ["NET_ADMIN"]' in services[name]
+        assert 'depends_on: ["router"]' in services[name]
+    for name in ("router", "client"):
+        assert "cap_add" not in services[name]
+        assert "kv:" not in services[name]
+    assert all('PDEMU_ROUTER: "tcp://router:5555"' in services[name] for name in (*nodes, "client"))
+    assert [name for name in services if "PDEMU_ROUTER_SECRET_KEY" in services[name]] == ["router"]
+    assert [name for name in services if "/x:/lab/results" in services[name]] == ["client"]
+
+
+def test_both_networks_are_internal_and_no_system_setting_is_asked_for() -> None:
+    text = render(_run(SMALL, "1P1D"), {}, [], "/x:/y")
+    assert text.endswith("networks:\n  control:\n    internal: true\n  kv:\n    internal: true\n")
+    assert "sysctls" not in text
+    assert "privileged: true" not in text
+
+
+def test_a_colocated_run_has_no_kv_network_and_needs_no_right_to_shape() -> None:
+    text = render(_run(SMALL, "colocated"), {}, [], "/x:/y")
+    assert list(_services(text)) == ["router", "colocated-0", "colocated-1", "client"]
+    assert "NET_ADMIN" not in text
+    assert "kv" not in text.split("services:")[1]
+
+
+def test_what_is_asked_for_is_in_every_members_environment() -> None:
+    text = render_for_hand(_run(SMALL, "1P1D"), SMALL, {"PDEMU_RATE": "2"}, Path("/data/requests.csv"))
+    for service in _services(text).values():
+        assert 'PDEMU_RATE: "2"' in service
+        assert 'PDEMU_TOPOLOGY: "/lab/topology/small.toml"' in service
+        assert 'PDEMU_TRACE: "/lab/trace/requests.csv"' in service
+        assert f"{SMALL.parent}:/lab/topology:ro" in service
+        assert "/data:/lab/trace:ro" in service
+
+
+def test_a_path_that_compose_would_misread_is_refused() -> None:
+    with pytest.raises(ConfigError, match="colon"):
+        mount(Path("/a:b/c"), "results")
+
+
+def test_text_is_taken_literally() -> None:
+    assert literal("$HOME ${X}") == "$$HOME $${X}"
+
+
+def test_yaml_nests_mappings_and_quotes_everything_else() -> None:
+    value = {"a": {"b": "x: y # z", "c": [1, "no"]}, "d": {}, "e": True}
+    assert to_yaml(value) == 'a:\n  b: "x: y # z"\n  c: [1,"no"]\nd: {}\ne: true\n'
+
+
+@pytest.mark.parametrize("name", ["client_1     ", "client-1  "])
+def test_status_lines_are_found_behind_the_services_name(name: str) -> None:
+    line = name + '| {"status":"underway","now_s":1.5,"sent":3,"ended":2}\n'
+    assert parse_line(line) == ("client", Underway(1.5, 3, 2))
+    failed = name.replace("client", "decode-0") + '| {"status":"failed","error":"ConfigError","message":"a | b"}'
+    assert parse_line(failed) == ("decode-0", Failed("ConfigError", "a | b"))
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "Creating router ... done", "client_1 | hello", 'client_1 | {"status":', 'client_1 | {"status":"odd"}'],
+)
+def test_other_lines_tell_nothing(line: str) -> None:
+    assert parse_line(line) == ("", None)

@@ -1,0 +1,77 @@
+"""Members without a launcher: what they agree on, and what is refused before anything is opened."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from emulator.core.errors import ConfigError, DeadlineError
+from emulator.lab.catalog_files import load_catalog
+from emulator.lab.experiment import prepare
+from emulator.lab.member import Access, Identity, own_address, parse_address, plan_member, resolve
+from emulator.lab.topology_files import load_topology
+from tests.live.lab import SMALL, TOPOLOGIES
+
+
+def test_every_member_plans_the_run_that_a_launcher_would(tmp_path_factory: pytest.TempPathFactory) -> None:
+    topology, catalog = load_topology(SMALL), load_catalog()
+    first, second = (
+        plan_member(topology, catalog, {}, "1P1D", verify_kv=False, force=False) for _ in ("router", "client")
+    )
+    assert first == second
+    (launched,) = prepare(topology, catalog, {}, deployments=["1P1D"], out=tmp_path_factory.mktemp("folder")).runs
+    assert first == launched
+
+
+def test_members_make_one_run() -> None:
+    with pytest.raises(ConfigError, match="one --kv-bandwidth"):
+        plan_member(
+            load_topology(TOPOLOGIES / "quickstart.toml"), load_catalog(), {}, "1P1D", verify_kv=False, force=False
+        )
+
+
+def test_beyond_loopback_keys_are_needed_or_insecure_on_purpose() -> None:
+    Access().check("127.0.0.1")
+    Access(secret="s", public_key="k").check("10.0.0.1")
+    Access(insecure=True).check("10.0.0.1")
+    for access in (Access(), Access(secret="s"), Access(public_key="k")):
+        with pytest.raises(ConfigError, match="pdemu keys"):
+            access.check("10.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("text", "address"), [("tcp://router:5555", ("router", 5555)), ("10.0.0.1:1", ("10.0.0.1", 1))]
+)
+def test_addresses_have_a_host_and_a_port(text: str, address: tuple[str, int]) -> None:
+    assert parse_address(text, "--router") == address
+
+
+@pytest.mark.parametrize("text", ["router", "router:", ":5555", "router:0", "router:65536", "tcp://router:x"])
+def test_other_addresses_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="host:port"):
+        parse_address(text, "--router")
+
+
+def test_a_name_that_never_gets_an_address_is_given_up() -> None:
+    with pytest.raises(DeadlineError, match="no-such-host"):
+        resolve("no-such-host.invalid", 0.0)
+
+
+def test_the_kv_address_is_found_by_its_network() -> None:
+    assert own_address("127.0.0.0/8") == "127.0.0.1"
+    with pytest.raises(ConfigError, match="0 addresses"):
+        own_address("0.0.0.0/32")
+    with pytest.raises(ConfigError, match=r"10\.1\.2\.0/24"):
+        own_address("nonsense")
+
+
+def test_a_user_is_two_numbers() -> None:
+    assert Identity.parse("7:8") == Identity(uid=7, gid=8)
+    assert Identity.parse("7") == Identity(uid=7, gid=7)
+    with pytest.raises(ConfigError, match="UID:GID"):
+        Identity.parse("nobody")
+
+
+def test_becoming_who_one_is_needs_no_right() -> None:
+    Identity(uid=os.geteuid(), gid=os.getegid()).become()

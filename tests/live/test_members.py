@@ -1,0 +1,75 @@
+"""A cluster started by hand, process by process, on loopback."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.live.lab import PDEMU, SMALL, pdemu
+
+pytestmark = pytest.mark.live
+
+PLANNED = {"PDEMU_TOPOLOGY": str(SMALL), "PDEMU_DEPLOYMENT": "1P1D", "PDEMU_SHAPING": "paced"}
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def _start(environment: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*PDEMU, *arguments],
+        env={**os.environ, **PLANNED, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("keys", [True, False], ids=["keys", "in the clear"])
+def test_members_started_one_by_one_make_the_run_of_a_launcher(tmp_path: Path, keys: bool) -> None:
+    made = dict(line.split(" ")[1].split("=", 1) for line in pdemu("keys").stdout.splitlines())
+    every = {name: value.strip("'") for name, value in made.items()} if keys else {}
+    secret_key = {"PDEMU_ROUTER_SECRET_KEY": every.pop("PDEMU_ROUTER_SECRET_KEY")} if keys else {}
+    endpoint = f"127.0.0.1:{_free_port()}"
+    joining = ("--router", endpoint)
+    members = [
+        _start(every, "node", "--name", "decode-0", "--kv-address", "localhost", *joining),
+        _start(every, "node", "--name", "prefill-0", "--kv-network", "127.0.0.0/8", *joining),
+        _start(every, "client", "--json", "--out", str(tmp_path / "o"), *joining),
+        _start(every | secret_key, "router", "--listen", endpoint),
+    ]
+    try:
+        printed, said = members[2].communicate(timeout=60)
+        assert members[2].returncode == 0, said
+        document = msgspec.json.decode(printed)
+        assert (document["launcher"], document["shaping"]) == ("members", "paced")
+        (run,) = document["runs"]
+        assert run["completed"] == run["requests"] == 15
+        assert (tmp_path / "o" / "1P1D@0.2Gbps" / "records.jsonl").exists()
+        for member in members:
+            assert member.wait(timeout=20) == 0
+    finally:
+        for member in members:
+            member.kill()
+            member.communicate(timeout=20)
+
+
+def test_a_node_that_the_deployment_does_not_have_is_refused() -> None:
+    process = _start({}, "node", "--name", "decode-7", "--kv-address", "127.0.0.1")
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert "prefill-0, decode-0" in said
+
+
+def test_a_router_beyond_loopback_needs_keys() -> None:
+    process = _start({}, "router", "--listen", "0.0.0.0:5555")
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert "--insecure" in said
