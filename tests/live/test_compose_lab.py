@@ -83,8 +83,9 @@ def test_the_compose_file_by_hand_prints_the_table_and_ends_with_the_clients_sta
     assert (folder / "1P1D@0.2Gbps" / "records.jsonl").exists()
 
 
-def test_a_run_that_is_refused_ends_the_lab_with_the_clients_status() -> None:
-    done = _up(project="pdemu-test-root", PDEMU_KV_BANDWIDTH="400Gbps", PDEMU_SHAPING="paced")
+def test_a_run_that_is_refused_ends_the_lab_with_the_clients_status(tmp_path: Path) -> None:
+    asked = {"PDEMU_KV_BANDWIDTH": "400Gbps", "PDEMU_SHAPING": "paced", "PDEMU_RUNS": str(tmp_path)}
+    done = _up(project="pdemu-test-root", **asked)
     assert done.returncode == 2, done.stdout
     assert "prefill-0 → decode-0 carried" in done.stdout
     assert "--force runs it all the same" in done.stdout
