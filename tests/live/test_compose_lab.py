@@ -84,6 +84,7 @@ def test_the_compose_file_by_hand_prints_the_table_and_ends_with_the_clients_sta
 
 
 def test_a_run_that_is_refused_ends_the_lab_with_the_clients_status(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)  # the client writes there as the image's own user
     asked = {"PDEMU_KV_BANDWIDTH": "400Gbps", "PDEMU_SHAPING": "paced", "PDEMU_RUNS": str(tmp_path)}
     done = _up(project="pdemu-test-root", **asked)
     assert done.returncode == 2, done.stdout
