@@ -8,8 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from emulator.lab.leftovers import STATE_DIR_ENV, Ledger, clean, new_run_id, sta
 from emulator.lab.netns import CONTROL_NETWORK, KV_NETWORK, NetnsSite, Place
 from emulator.live import namespace
 from tests.lab.inside import CALL, INSIDE, SERVE
+from tests.live.lab import eventually
 
 NODES = ("prefill-1", "prefill-2", "decode-1", "decode-2")
 CHECKOUT = Path(emulator.__file__).parent.parent
@@ -104,14 +104,6 @@ def host_view() -> tuple[str, set[str], set[str]]:
     ranges = (str(CONTROL_NETWORK).rsplit(".", 2)[0], str(KV_NETWORK).rsplit(".", 2)[0])
     here = str(Path("/proc/thread-self/ns/net").readlink())
     return here, links, {a for a in addresses if a.startswith(ranges)}
-
-
-def eventually(holds: Callable[[], bool], limit_s: float = 10.0) -> bool:
-    """Wait for what the kernel does in the background."""
-    deadline_s = time.monotonic() + limit_s
-    while not (done := holds()) and time.monotonic() < deadline_s:
-        time.sleep(0.02)
-    return done
 
 
 # --- names, without privileges --------------------------------------------------------------------------------------

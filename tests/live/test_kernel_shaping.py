@@ -17,6 +17,7 @@ import pytest
 from emulator.core.errors import ConfigError, RunError
 from emulator.core.pacing import payload_bits_per_s
 from emulator.core.shaping import ShapePlan, ShapingError
+from tests.live.lab import eventually, skip_unless
 from tests.live.namespaces import Host, cable
 
 if sys.platform == "linux":
@@ -75,8 +76,7 @@ def transfer(sender: Host, receiver: Host, nbytes: int = TRANSFER_BYTES) -> tupl
             return congestion
 
     taking = receiver.start(take)
-    while not ready:
-        time.sleep(0.001)
+    assert eventually(lambda: bool(ready)), "nobody listens"
     congestion = sender.run(give)
     return taking.result(60), congestion
 
@@ -158,8 +158,7 @@ def test_undo_gives_the_route_its_own_congestion_control_back(hosts: tuple[Host,
 
 @pytest.mark.parametrize("address", ["10.99.0.1", "fd99::1"])
 def test_printed_commands_do_the_same(hosts: tuple[Host, Host], address: str) -> None:
-    if shutil.which("tc") is None or shutil.which("ip") is None:
-        pytest.skip("the commands ip and tc are not installed")
+    skip_unless(shutil.which("tc") is not None and shutil.which("ip") is not None, "the commands ip and tc")
     host, _ = hosts
     applied = host.run(shaping.apply, ShapePlan(address, egress_bps=1e9, ingress_bps=50e9))
     host.run(shaping.undo, applied)
@@ -296,11 +295,10 @@ def test_without_permission_it_says_what_is_missing_and_the_two_ways_out(hosts: 
 
 
 def test_a_user_namespace_of_ones_own_may_shape() -> None:
-    if shutil.which("unshare") is None:
-        pytest.skip("the command unshare is not installed")
+    skip_unless(shutil.which("unshare") is not None, "the command unshare")
     unshare = ["unshare", "-Urn"]
-    if subprocess.run([*unshare, "true"], check=False, capture_output=True, timeout=10).returncode:
-        pytest.skip("this kernel allows no user namespaces")
+    allowed = subprocess.run([*unshare, "true"], check=False, capture_output=True, timeout=10).returncode == 0
+    skip_unless(allowed, "user namespaces")
     child = subprocess.run(
         [*unshare, sys.executable, "-c", CHILD, "own"], check=False, capture_output=True, text=True, timeout=60
     )

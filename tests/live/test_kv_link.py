@@ -334,7 +334,6 @@ def test_a_receiver_that_starts_late_is_served(lab: Lab) -> None:
     endpoint = first.endpoint
     first.close()
     sender.send(endpoint, TICKET, 1000)
-    time.sleep(0.1)
     done = threading.Event()
     late = KvReceiver(endpoint, ingress_bytes_per_s=None, host_memory_bytes=MIB, on_complete=lambda _: done.set())
     with closing(late):

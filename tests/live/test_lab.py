@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from emulator.core.records import read_records, read_steps
-from tests.live.lab import PDEMU, SMALL, all_gone, children_of, json_of, pdemu
+from tests.live.lab import PDEMU, SMALL, all_gone, children_of, eventually, json_of, pdemu
 
 pytestmark = pytest.mark.live
 
@@ -134,12 +134,9 @@ def _started(tmp_path: Path) -> tuple[subprocess.Popen[bytes], list[psutil.Proce
     """A long run under way, with its processes."""
     command = [*PDEMU, "run", str(SMALL), "--deployment", "1P1D", "--duration", "60", "--out", str(tmp_path / "o")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
-    for _ in range(600):
-        children = children_of(process.pid)
-        if len(children) == 4 and (tmp_path / "o" / "1P1D@0.2Gbps" / "logs" / "client.log").exists():
-            return process, children
-        time.sleep(0.05)  # another process's start cannot be waited for otherwise
-    raise AssertionError("the run did not start")
+    log = tmp_path / "o" / "1P1D@0.2Gbps" / "logs" / "client.log"
+    assert eventually(lambda: log.exists() and len(children_of(process.pid)) == 4), "the run did not start"
+    return process, children_of(process.pid)
 
 
 def test_ctrl_c_ends_everything_with_one_line(tmp_path: Path) -> None:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
-from emulator.core.records import read_records
 from emulator.live.namespace import FOLDER
-from tests.live.lab import PDEMU, SMALL, all_gone, children_of, json_of, pdemu
+from tests.live.lab import (
+    PDEMU,
+    SMALL,
+    all_gone,
+    check_kernel_shaped_transfers,
+    children_of,
+    eventually,
+    json_of,
+    pdemu,
+)
 
 pytestmark = pytest.mark.netns
 
@@ -28,14 +35,7 @@ def test_a_kernel_shaped_run_keeps_the_links_rate_and_leaves_nothing(tmp_path: P
     (run,) = document["runs"]
     assert (document["launcher"], document["shaping"]) == ("netns", "kernel")
     assert run["completed"] == run["requests"] == 15
-    payload_bytes_per_s = 2e8 * 1448 / 1514 / 8
-    burst_bytes = 73728
-    for record in read_records((tmp_path / "o" / "1P1D@0.2Gbps" / "records.jsonl").read_bytes()):
-        assert record.kv_bytes == 4096 * record.prompt_tokens
-        assert record.kv_start_s is not None
-        assert record.kv_end_s is not None
-        least_s = (record.kv_bytes - 2 * burst_bytes) / payload_bytes_per_s
-        assert record.kv_end_s - record.kv_start_s >= least_s
+    check_kernel_shaped_transfers(tmp_path / "o" / "1P1D@0.2Gbps")
     assert _namespaces() == before
 
 
@@ -78,8 +78,5 @@ def _started(out: Path) -> subprocess.Popen[bytes]:
     """A long run under way in its namespaces."""
     command = [*PDEMU, *map(str, RUN), "--duration", "60", "--out", str(out)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
-    for _ in range(600):
-        if (out / "1P1D@0.2Gbps" / "logs" / "client.log").exists():
-            return process
-        time.sleep(0.05)  # another process's start cannot be waited for otherwise
-    raise AssertionError("the run did not start")
+    assert eventually((out / "1P1D@0.2Gbps" / "logs" / "client.log").exists), "the run did not start"
+    return process
