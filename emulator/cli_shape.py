@@ -30,6 +30,7 @@ def shape(
     to: To,
     rate: Annotated[str, typer.Option("--rate", metavar="RATE", help="Bandwidth in each direction, such as 10Gbps.")],
     delay: Annotated[str, typer.Option("--delay", metavar="TIME", help="One-way delay to add, such as 50us.")] = "0s",
+    jitter: Annotated[str, typer.Option("--jitter", metavar="TIME", help="The delay varies by ± TIME.")] = "0s",
     rate_basis: Annotated[
         RateBasis, typer.Option("--rate-basis", help="line: RATE is the line's; payload: TCP's payload in it.")
     ] = "line",
@@ -39,7 +40,8 @@ def shape(
 
     line_bps = line_rate_bps(_parsed("--rate", BitsPerSecond.parse, rate), rate_basis)
     delay_s = _parsed("--delay", Seconds.parse, delay)
-    plan = ShapePlan(address=local_address(to), egress_bps=line_bps, ingress_bps=line_bps, delay_s=delay_s)
+    jitter_s = _parsed("--jitter", Seconds.parse, jitter)
+    plan = ShapePlan(local_address(to), line_bps, line_bps, delay_s, jitter_s)
     applied = shaping.apply(plan)
     typer.echo(f"{applied.interface} ({plan.address}): {BitsPerSecond(line_bps)} each way, verified. The same by hand:")
     for command in applied.commands:

@@ -72,10 +72,7 @@ class Simulation:
             node.name: SimulatedNode(Engine(node, new_ticket=partial(next, tickets), kv_endpoint=node.name))
             for node in run.nodes
         }
-        rate = run.link.payload_bps / 8 if run.link is not None else None
-        rates = {node.name: rate for node in run.nodes}
-        delay_s = run.link.delay_s if run.link is not None else 0.0
-        self.network = FairShareNetwork(egress_bytes_per_s=rates, ingress_bytes_per_s=rates, delay_s=delay_s)
+        self.network = _network(run)
         self._parts_of: dict[int, list[PartId]] = {}
         self._peak_retained = 0
         for node in run.nodes:
@@ -217,6 +214,20 @@ class Simulation:
             first_byte_s = node.first_byte_s.pop(ticket)
             effects = node.engine.kv_arrived(ticket, node.received[ticket], first_byte_s, self.now_s, self.now_s)
             self._apply(node, effects)
+
+
+def _network(run: RunSpec) -> FairShareNetwork:
+    """The modelled KV network of a run, in model terms."""
+    if run.link is None:
+        return FairShareNetwork(egress_bytes_per_s={}, ingress_bytes_per_s={})
+    nics = {node.name: run.link.nic(node.name) for node in run.nodes}
+    return FairShareNetwork(
+        egress_bytes_per_s={name: nic.egress_bps / 8 for name, nic in nics.items()},
+        ingress_bytes_per_s={name: nic.ingress_bps / 8 for name, nic in nics.items()},
+        delay_s=run.link.delay_s,
+        jitter_s=run.link.jitter_s,
+        seed=run.seed,
+    )
 
 
 def simulate(run: RunSpec) -> Simulated:

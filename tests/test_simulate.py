@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+import msgspec
 import pytest
 
-from emulator.core.deploy import NodeSpec, RunSpec, plan_runs
+from emulator.core.deploy import NicSpec, NodeSpec, RunSpec, plan_runs
 from emulator.core.quantities import BitsPerSecond, Seconds
 from emulator.core.records import Record, StepRecord
 from emulator.core.specs import (
@@ -135,6 +136,18 @@ def test_ttft_is_queue_and_prefill_and_transfer() -> None:
     assert records["second"].prefill_start_s == pytest.approx(0.5, abs=EXACT)
     assert records["second"].kv_ready_s == pytest.approx(0.7, abs=EXACT)
     assert records["second"].kv_start_s == pytest.approx(1.0, abs=EXACT)
+
+
+def test_each_direction_of_a_nic_has_its_own_rate() -> None:
+    run = run_spec(pair(), load_plan([request(prompt_tokens=500)]), payload_bytes_per_s=1e6)
+    assert run.link is not None
+    own = {
+        "prefill-0": NicSpec(egress_bps=4e6, ingress_bps=1.0),
+        "decode-0": NicSpec(egress_bps=1.0, ingress_bps=2e6),
+    }
+    run = msgspec.structs.replace(run, link=msgspec.structs.replace(run.link, own=own))
+    (record,) = simulate(run).records
+    assert ttft_s(record) == pytest.approx(0.5 + 0.5e6 * 8 / 2e6, abs=EXACT)
 
 
 def test_two_senders_share_the_receivers_rate() -> None:

@@ -12,13 +12,13 @@ IDLE_SHARE = 0.5
 def peak_payload_bps(run: RunSpec) -> float:
     """The most payload that all KV links of a run can carry at once, in model bits per second, scaled bytes counted.
 
-    Senders and receivers each have one NIC, so the fewer of them bound the sum.
+    Senders and receivers each have one NIC, so the slower side of them bounds the sum.
     """
     if run.link is None:
         return 0.0
-    senders = sum(node.role == "prefill" for node in run.nodes)
-    receivers = sum(node.role == "decode" for node in run.nodes)
-    return run.link.payload_bps * min(senders, receivers) / run.scale.bytes
+    sent = sum(run.link.nic(node.name).egress_bps for node in run.nodes if node.role == "prefill")
+    taken_in = sum(run.link.nic(node.name).ingress_bps for node in run.nodes if node.role == "decode")
+    return min(sent, taken_in) / run.scale.bytes
 
 
 def scale_time_for(run: RunSpec, capacity_bps: float) -> int:

@@ -5,6 +5,7 @@ A RunSpec is complete and serialisable: no process looks anything up again.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 import msgspec
@@ -14,7 +15,19 @@ from emulator.core.cost import CostModel, cost_model, kv_block_capacity
 from emulator.core.errors import CapacityError, ConfigError
 from emulator.core.hardware import Catalog, Model
 from emulator.core.pacing import payload_bits_per_s
-from emulator.core.specs import Deployment, FirstToken, Overlap, Policy, Pool, Role, Routing, Scale, Slo, Topology
+from emulator.core.specs import (
+    Deployment,
+    FirstToken,
+    KvNetwork,
+    Overlap,
+    Policy,
+    Pool,
+    Role,
+    Routing,
+    Scale,
+    Slo,
+    Topology,
+)
 from emulator.core.workload import LoadPlan, stated_lengths
 
 
@@ -47,12 +60,32 @@ class RouterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     control_port: int = 0
 
 
+class NicSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One node's NIC on the KV network: payload bits per second that it sends and takes in, in model terms."""
+
+    egress_bps: float
+    ingress_bps: float
+
+
 class LinkSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The KV network of a run, in model terms: nominal and payload rate of each NIC, one-way delay."""
+    """The KV network of a run, in model terms: nominal and payload rate of each NIC, one-way delay ± jitter.
+
+    `own` are the NICs of nodes that differ from that rate, by the node's name.
+    """
 
     bandwidth_bps: float
     payload_bps: float
     delay_s: float
+    jitter_s: float = 0.0
+    own: dict[str, NicSpec] = {}
+
+    def nic(self, node: str) -> NicSpec:
+        """A node's NIC."""
+        return self.own.get(node) or NicSpec(egress_bps=self.payload_bps, ingress_bps=self.payload_bps)
+
+    def pair_bps(self, source: str, destination: str) -> float:
+        """Payload bits per second of one transfer that has both NICs to itself."""
+        return min(self.nic(source).egress_bps, self.nic(destination).ingress_bps)
 
 
 class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -77,6 +110,13 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     def gpus(self) -> int:
         """GPUs of all nodes."""
         return sum(node.gpus for node in self.nodes)
+
+    @property
+    def kv_pairs(self) -> tuple[tuple[str, str], ...]:
+        """Every (prefill, decode) pair of nodes between which KV crosses the network."""
+        senders = [node.name for node in self.nodes if node.role == "prefill"]
+        receivers = [node.name for node in self.nodes if node.role == "decode"]
+        return tuple((sender, receiver) for sender in senders for receiver in receivers)
 
     @property
     def label(self) -> str:
@@ -108,12 +148,13 @@ def plan_runs(
     catalog = topology_catalog(topology, catalog)
     runs: list[RunSpec] = []
     for deployment in _chosen(topology, deployments):
+        nodes = _nodes(topology, deployment, catalog)
         for link in _links(topology, deployment):
             runs.append(
                 RunSpec(
                     topology=topology.name,
                     deployment=deployment.name,
-                    nodes=_nodes(topology, deployment, catalog),
+                    nodes=nodes,
                     router=RouterSpec(
                         disaggregated=deployment.disaggregated,
                         routing=deployment.routing,
@@ -166,26 +207,52 @@ def _links(topology: Topology, deployment: Deployment) -> list[LinkSpec | None]:
     network = topology.kv_network
     if not deployment.disaggregated or network is None:
         return [None]
-    return [
-        LinkSpec(
-            bandwidth_bps=float(bandwidth),
-            payload_bps=payload_bits_per_s(float(bandwidth), network.rate_basis),
-            delay_s=float(network.delay),
+    fixed = all(
+        (pool.kv_egress if pool.role == "prefill" else pool.kv_ingress) is not None for pool in deployment.pools
+    )
+    if fixed and len(network.bandwidth) > 1:
+        raise ConfigError(
+            f"{topology.name}, deployment {deployment.name}: every pool has a NIC of its own, so the "
+            f"{len(network.bandwidth)} bandwidths of kv_network would make equal runs; give one bandwidth, or leave "
+            "kv_egress of the prefill pool or kv_ingress of the decode pool out"
         )
-        for bandwidth in network.bandwidth
-    ]
+    return [_link(deployment, network, float(bandwidth)) for bandwidth in network.bandwidth]
+
+
+def _link(deployment: Deployment, network: KvNetwork, bandwidth_bps: float) -> LinkSpec:
+    own = {
+        name: NicSpec(
+            egress_bps=payload_bits_per_s(float(pool.kv_egress or bandwidth_bps), network.rate_basis),
+            ingress_bps=payload_bits_per_s(float(pool.kv_ingress or bandwidth_bps), network.rate_basis),
+        )
+        for name, pool in _named(deployment)
+        if pool.kv_egress is not None or pool.kv_ingress is not None
+    }
+    return LinkSpec(
+        bandwidth_bps=bandwidth_bps,
+        payload_bps=payload_bits_per_s(bandwidth_bps, network.rate_basis),
+        delay_s=float(network.delay),
+        jitter_s=float(network.jitter),
+        own=own,
+    )
+
+
+def _named(deployment: Deployment) -> list[tuple[str, Pool]]:
+    """Every node's name, with its pool: role and number, counted over all pools of a role."""
+    numbers: Counter[Role] = Counter()
+    named = []
+    for pool in deployment.pools:
+        for _ in range(pool.nodes):
+            named.append((f"{pool.role}-{numbers[pool.role]}", pool))
+            numbers[pool.role] += 1
+    return named
 
 
 def _nodes(topology: Topology, deployment: Deployment, catalog: Catalog) -> tuple[NodeSpec, ...]:
     model = find_model(catalog, topology.model)
-    nodes: list[NodeSpec] = []
-    numbers: dict[Role, int] = {}
-    for pool in deployment.pools:
-        for _ in range(pool.nodes):
-            number = numbers.get(pool.role, 0)
-            numbers[pool.role] = number + 1
-            nodes.append(_node(topology, deployment, pool, model=model, catalog=catalog, name=f"{pool.role}-{number}"))
-    return tuple(nodes)
+    return tuple(
+        _node(topology, deployment, pool, model=model, catalog=catalog, name=name) for name, pool in _named(deployment)
+    )
 
 
 def _node(

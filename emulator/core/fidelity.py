@@ -15,7 +15,6 @@ from emulator.core.deploy import RunSpec
 from emulator.core.link import Part, expected_ends
 from emulator.core.probe import Probe
 from emulator.core.records import Record, StepRecord
-from emulator.core.scaling import Scaling
 from emulator.core.summary import Fidelity
 
 STEP_LATENESS_MS = 1.0
@@ -107,10 +106,11 @@ def link_ratio(run: RunSpec, transfers: Sequence[ObservedTransfer]) -> float | N
     """
     if run.link is None or not transfers:
         return None
-    rate = Scaling(run.scale).wall_bytes_per_s(run.link.payload_bps) * run.scale.time
-    rates = {node.name: rate for node in run.nodes}
+    nics = {node.name: run.link.nic(node.name) for node in run.nodes}
+    egress = {name: nic.egress_bps / 8 / run.scale.bytes for name, nic in nics.items()}
+    ingress = {name: nic.ingress_bps / 8 / run.scale.bytes for name, nic in nics.items()}
     parts = [Part(t.source, t.destination, start, nbytes) for t in transfers for start, _, nbytes in t.parts]
-    ends = iter(expected_ends(parts, egress_bytes_per_s=rates, ingress_bytes_per_s=rates, delay_s=run.link.delay_s))
+    ends = iter(expected_ends(parts, egress_bytes_per_s=egress, ingress_bytes_per_s=ingress, delay_s=run.link.delay_s))
     expected_s = taken_s = 0.0
     for transfer in transfers:
         due = [next(ends) for _ in transfer.parts]

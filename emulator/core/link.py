@@ -3,7 +3,7 @@
 The simulator needs transfer times that contention at both ends decides, and a live run is judged against the same
 model. TCP flows through shaped NICs share them roughly max-min fairly, so here that is exact:
 
-  source ──[FIFO per pair]──▶ egress NIC ══ max-min share ══▶ ingress NIC ── delay ──▶ delivered
+  source ──[FIFO per pair]──▶ egress NIC ══ max-min share ══▶ ingress NIC ── delay ± jitter ──▶ delivered
              message_s each      (rate or infinitely fast)
 
 Transfers of one (source, destination) pair go one after the other, as on one connection; pairs that have something
@@ -13,11 +13,14 @@ instants everything is linear, so event times are exact up to rounding of floats
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import numpy as np
 
 Pair = tuple[str, str]
 Rates = Mapping[str, float | None]
@@ -66,7 +69,9 @@ class FairShareNetwork:
     """Transfers over NICs with given payload rates in bytes per second (None: infinitely fast).
 
     `delay_s` passes between sending and arrival of every byte; `message_s` passes at the head of the pair's FIFO
-    before the first byte of each transfer, without using the NICs. Calls must not go back in time.
+    before the first byte of each transfer, without using the NICs. With `jitter_s` the last byte's delay is up to so
+    much shorter or longer, drawn uniformly by `seed`, but no transfer overtakes an earlier one of its pair. Calls must
+    not go back in time.
     """
 
     def __init__(
@@ -75,22 +80,30 @@ class FairShareNetwork:
         egress_bytes_per_s: Rates,
         ingress_bytes_per_s: Rates,
         delay_s: float = 0.0,
+        jitter_s: float = 0.0,
         message_s: float = 0.0,
+        seed: int = 0,
     ) -> None:
-        """Raises ValueError for a rate that is not above 0 and for a negative delay or cost."""
+        """Raises ValueError for a rate that is not above 0, a negative delay or cost, and jitter above the delay."""
         rates = [*egress_bytes_per_s.values(), *ingress_bytes_per_s.values()]
         if any(rate is not None and not rate > 0 for rate in rates):
             raise ValueError(f"rates must be above 0 bytes per second, got {rates}")
         if not (0 <= delay_s < math.inf and 0 <= message_s < math.inf):
             raise ValueError(f"delay_s {delay_s} and message_s {message_s} must be 0 or more")
+        if not 0 <= jitter_s <= delay_s:
+            raise ValueError(f"jitter_s {jitter_s} must be from 0 to delay_s {delay_s}")
         self._egress = dict(egress_bytes_per_s)
         self._ingress = dict(ingress_bytes_per_s)
         self._delay_s = delay_s
+        self._jitter_s = jitter_s
         self._message_s = message_s
+        self._random = np.random.default_rng(seed)
         self._now_s = -math.inf
         self._senders: dict[Pair, _Sender] = {}
         self._transfers: dict[Hashable, _Transfer] = {}
-        self._arrivals: deque[Delivery] = deque()  # one delay for all, so in order of arrival
+        self._arrivals: list[tuple[float, int, Delivery]] = []  # a heap: when, in which order it was sent
+        self._last_end_s: dict[Pair, float] = {}  # of the last arrival of a pair, where there is jitter
+        self._order = 0
         self._share_is_stale = False
 
     def start(self, transfer_id: Hashable, source: str, destination: str, nbytes: int, now_s: float) -> None:
@@ -127,23 +140,24 @@ class FairShareNetwork:
                 self._share()
             else:
                 sender.queue.remove(transfer)
-        elif any(d.transfer_id == transfer_id and d.end_s > now_s for d in self._arrivals):
+        elif any(d.transfer_id == transfer_id and end_s > now_s for end_s, _, d in self._arrivals):
             del self._transfers[transfer_id]
-            self._arrivals = deque(d for d in self._arrivals if d.transfer_id != transfer_id)
+            self._arrivals = [entry for entry in self._arrivals if entry[2].transfer_id != transfer_id]
+            heapq.heapify(self._arrivals)
 
     def next_event_s(self) -> float | None:
         """The next instant at which something is delivered or rates change; None when nothing is under way."""
         instant = min((sender.event_s for sender in self._senders.values()), default=math.inf)
         if self._arrivals:
-            instant = min(instant, self._arrivals[0].end_s)
+            instant = min(instant, self._arrivals[0][0])
         return instant if instant < math.inf else None
 
     def advance(self, now_s: float) -> list[Delivery]:
         """Everything that has arrived by `now_s` and was not returned before, in order of arrival."""
         self._run_until(now_s)
         deliveries = []
-        while self._arrivals and self._arrivals[0].end_s <= now_s:
-            delivery = self._arrivals.popleft()
+        while self._arrivals and self._arrivals[0][0] <= now_s:
+            delivery = heapq.heappop(self._arrivals)[2]
             del self._transfers[delivery.transfer_id]
             deliveries.append(delivery)
         return deliveries
@@ -155,7 +169,7 @@ class FairShareNetwork:
     def check_integrity(self) -> None:
         """Assert that transfers are each in one place, no NIC is above its rate and shares are max-min fair."""
         queued = [t.transfer_id for sender in self._senders.values() for t in sender.queue]
-        arriving = [delivery.transfer_id for delivery in self._arrivals]
+        arriving = [delivery.transfer_id for _, _, delivery in self._arrivals]
         assert len(queued) + len(arriving) == len(self._transfers), "a transfer was lost or counted twice"
         assert set(queued).union(arriving) == self._transfers.keys(), "an unknown transfer is under way"
         for pair, sender in self._senders.items():
@@ -200,9 +214,19 @@ class FairShareNetwork:
 
     def _sent(self, pair: Pair, sender: _Sender) -> None:
         head = sender.queue[0]
-        end_s = self._now_s + self._delay_s
-        self._arrivals.append(Delivery(head.transfer_id, head.start_s, end_s, head.nbytes))
+        end_s = self._arrival_s(pair)
+        self._order += 1
+        delivery = Delivery(head.transfer_id, head.start_s, end_s, head.nbytes)
+        heapq.heappush(self._arrivals, (end_s, self._order, delivery))
         self._next_head(pair, sender)
+
+    def _arrival_s(self, pair: Pair) -> float:
+        """When what a pair's head has now sent arrives."""
+        if not self._jitter_s:
+            return self._now_s + self._delay_s
+        end_s = self._now_s + self._delay_s + float(self._random.uniform(-self._jitter_s, self._jitter_s))
+        self._last_end_s[pair] = end_s = max(end_s, self._last_end_s.get(pair, end_s))
+        return end_s
 
     def _next_head(self, pair: Pair, sender: _Sender) -> None:
         sender.queue.popleft()

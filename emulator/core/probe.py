@@ -7,6 +7,7 @@ that stays outside the tolerance names the likely cause.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -32,7 +33,10 @@ def probe_bytes(wire_bytes_per_s: float) -> int:
 
 
 class Probe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What one pair showed, in model terms: payload rate in bits per second, one-way delay in seconds."""
+    """What one pair showed, in model terms: payload rate in bits per second, one-way delay in seconds.
+
+    `took_s` is what the bytes took, `jitter_s` by how much each delay may be off by intention.
+    """
 
     source: str
     destination: str
@@ -40,6 +44,8 @@ class Probe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     achieved_bps: float
     asked_delay_s: float
     delay_s: float
+    took_s: float = math.inf
+    jitter_s: float = 0.0
 
     @classmethod
     def of(cls, seen: LinkProbe, run: RunSpec) -> Probe:
@@ -47,20 +53,23 @@ class Probe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         assert run.link is not None, "a probe without a link"
         scaling = Scaling(run.scale)
         model_bits = seen.nbytes * 8 * scaling.bytes
+        took_s = seen.seconds / scaling.time
         return cls(
             source=seen.source,
             destination=seen.destination,
-            asked_bps=run.link.payload_bps,
-            achieved_bps=model_bits / (seen.seconds / scaling.time),
+            asked_bps=run.link.pair_bps(seen.source, seen.destination),
+            achieved_bps=model_bits / took_s,
             asked_delay_s=run.link.delay_s,
             delay_s=min(seen.ping_s, default=0.0) / scaling.time,
+            took_s=took_s,
+            jitter_s=run.link.jitter_s,
         )
 
     def problem(self) -> str | None:
         """Why this pair is not what was asked for, with the likely cause; None when it is."""
         pair = f"{self.source} → {self.destination}"
         ratio = self.achieved_bps / self.asked_bps
-        if abs(ratio - 1) > RATE_TOLERANCE:
+        if abs(ratio - 1) > RATE_TOLERANCE + self.jitter_s / self.took_s:
             cause = (
                 "the link is not shaped where the KV goes: wrong interface, or no permission to shape"
                 if ratio > 1
@@ -71,8 +80,8 @@ class Probe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
                 f"{pair} carried {self.achieved_bps / 1e9:.3f} Gbps of payload where {self.asked_bps / 1e9:.3f} Gbps "
                 f"were asked for ({ratio - 1:+.1%}); likely cause: {cause}"
             )
-        slack_s = DELAY_TOLERANCE_S + RATE_TOLERANCE * self.asked_delay_s
-        if self.asked_delay_s and not 0 <= self.delay_s - self.asked_delay_s <= slack_s:
+        slack_s = DELAY_TOLERANCE_S + RATE_TOLERANCE * self.asked_delay_s + self.jitter_s
+        if self.asked_delay_s and not -self.jitter_s <= self.delay_s - self.asked_delay_s <= slack_s:
             return (
                 f"{pair} has a one-way delay of {self.delay_s * 1e3:.3f} ms where {self.asked_delay_s * 1e3:.3f} ms "
                 "was asked for; likely cause: a busy machine (try scale.time)"
@@ -94,19 +103,13 @@ class Prober:
 
     run: RunSpec
     pairs: Sequence[tuple[str, str]] = ()
-    nbytes: int = 0
     done: list[LinkProbe] = field(default_factory=list)
     attempts: int = 0
 
     @classmethod
     def of(cls, run: RunSpec) -> Prober:
         """For every prefill→decode pair of a run; none when no KV crosses a network."""
-        if run.link is None:
-            return cls(run)
-        senders = [node.name for node in run.nodes if node.role == "prefill"]
-        receivers = [node.name for node in run.nodes if node.role == "decode"]
-        pairs = tuple((sender, receiver) for sender in senders for receiver in receivers)
-        return cls(run, pairs, probe_bytes(Scaling(run.scale).wall_bytes_per_s(run.link.payload_bps)))
+        return cls(run, run.kv_pairs if run.link is not None else ())
 
     @property
     def finished(self) -> bool:
@@ -123,8 +126,8 @@ class Prober:
             return []
         source, destination = self.pairs[len(self.done)]
         if isinstance(message, ProbeOpened):
-            return [ProbeSend(source, SendProbe(message.endpoint, message.tickets, self.nbytes))]
-        seen = LinkProbe(source, destination, self.nbytes, message.seconds, message.ping_s)
+            return [ProbeSend(source, SendProbe(message.endpoint, message.tickets, self.nbytes(source, destination)))]
+        seen = LinkProbe(source, destination, self.nbytes(source, destination), message.seconds, message.ping_s)
         self.attempts += 1
         if self.attempts >= ATTEMPTS or Probe.of(seen, self.run).problem() is None:
             self.done.append(seen)
@@ -134,5 +137,10 @@ class Prober:
     def _open(self) -> list[ProbeSend]:
         if self.finished:
             return []
-        _, destination = self.pairs[len(self.done)]
-        return [ProbeSend(destination, OpenProbe(PINGS, self.nbytes))]
+        source, destination = self.pairs[len(self.done)]
+        return [ProbeSend(destination, OpenProbe(PINGS, self.nbytes(source, destination)))]
+
+    def nbytes(self, source: str, destination: str) -> int:
+        """Bytes on the wire that a pair is measured with."""
+        assert self.run.link is not None, "a probe without a link"
+        return probe_bytes(Scaling(self.run.scale).wall_bytes_per_s(self.run.link.pair_bps(source, destination)))

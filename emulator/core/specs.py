@@ -161,11 +161,20 @@ class Slo(Spec, frozen=True, kw_only=True):
 
 
 class KvNetwork(Spec, frozen=True, kw_only=True):
-    """The network that KV travels: each bandwidth makes one run of each disaggregated deployment."""
+    """The network that KV travels: each bandwidth makes one run of each disaggregated deployment.
+
+    `bandwidth` is that of every NIC in each direction, unless a pool has its own. Each byte arrives `delay` ± `jitter`
+    (uniform) after it was sent, in order.
+    """
 
     bandwidth: Annotated[tuple[BitsPerSecond, ...], msgspec.Meta(min_length=1)]
     delay: Seconds = Seconds(0.0)
+    jitter: Seconds = Seconds(0.0)
     rate_basis: RateBasis = "line"
+
+    def __post_init__(self) -> None:
+        if self.jitter > self.delay:
+            raise ValueError(f"jitter {self.jitter} is above delay {self.delay}; it must be at most the delay")
 
 
 class Scale(Spec, frozen=True, kw_only=True):
@@ -176,7 +185,10 @@ class Scale(Spec, frozen=True, kw_only=True):
 
 
 class Pool(Spec, frozen=True, kw_only=True):
-    """Nodes of one role and make. Batch limits left out follow vLLM's defaults for the GPU."""
+    """Nodes of one role and make. Batch limits left out follow vLLM's defaults for the GPU.
+
+    `kv_egress` and `kv_ingress` are what the NIC of each node sends and takes in, where it is not the KV network's.
+    """
 
     role: Role
     nodes: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
@@ -188,8 +200,12 @@ class Pool(Spec, frozen=True, kw_only=True):
     gpu_memory_utilization: Fraction = 0.92
     block_size: PositiveInt = 16
     num_reserved_decode_tokens: Annotated[int, msgspec.Meta(ge=0)] = 512
+    kv_egress: BitsPerSecond | None = None
+    kv_ingress: BitsPerSecond | None = None
 
     def __post_init__(self) -> None:
+        if self.role == "colocated" and (self.kv_egress is not None or self.kv_ingress is not None):
+            raise ValueError("kv_egress and kv_ingress are for prefill and decode pools; no KV leaves a colocated one")
         if self.policy == "prefill_first" and self.role != "colocated":
             raise ValueError("policy prefill_first is for colocated pools; a prefill or decode pool uses chunked")
 

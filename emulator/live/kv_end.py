@@ -61,19 +61,21 @@ class KvEnd:
             return
         if node.role == "prefill":
             self._sender = KvSender(
-                egress_bytes_per_s=nic.pace_bytes_per_s,
+                egress_bytes_per_s=nic.egress_bytes_per_s,
                 frame_bytes=nic.frame_bytes,
-                shaped_elsewhere=nic.pace_bytes_per_s is None,
+                shaped_elsewhere=nic.shaped_by_kernel,
                 verify=run.verify_kv,
                 on_error=self._link_failed,
             )
         if node.role == "decode":
             self._receiver = KvReceiver(
                 f"tcp://{task.kv_address}:*",
-                ingress_bytes_per_s=nic.pace_bytes_per_s,
+                ingress_bytes_per_s=nic.ingress_bytes_per_s,
                 frame_bytes=nic.frame_bytes,
-                shaped_elsewhere=nic.pace_bytes_per_s is None,
+                shaped_elsewhere=nic.shaped_by_kernel,
                 delay_s=nic.hold_s,
+                jitter_s=nic.hold_jitter_s,
+                seed=run.seed,
                 host_memory_bytes=task.host_memory_bytes,
                 verify=run.verify_kv,
                 on_complete=self._complete,
@@ -125,7 +127,7 @@ class KvEnd:
         assert self._nic is not None
         for ticket in probe.tickets[:-1]:
             self._sender.send(probe.endpoint, ticket, 1)
-            await asyncio.sleep(PING_GAP_S + 2 * self._nic.delay_s)
+            await asyncio.sleep(PING_GAP_S + 2 * (self._nic.delay_s + self._nic.jitter_s))
         self._sender.send(probe.endpoint, probe.tickets[-1], probe.nbytes)
 
     def close(self) -> KvReport:

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
 import zmq
 
 from emulator.core.errors import ConfigError
@@ -66,6 +67,7 @@ class _Transfer:
     frames: list[zmq.Frame] = field(default_factory=list)
     retained: int = 0
     delivered: int = 0
+    due_s: float = -math.inf
     parts: list[_Span] = field(default_factory=list)
 
 
@@ -84,7 +86,8 @@ class KvReceiver:
 
     `bind` is a ZeroMQ address, with port `*` for any free one; `endpoint` is the one bound. `frame_bytes`, if
     not the rate's own, is the senders'; queues are sized by it. Each frame is
-    delivered no earlier than `delay_s` after its end on the sender's wire. Stored bytes never exceed
+    delivered no earlier than `delay_s`, ± up to `jitter_s` drawn uniformly by `seed`, after its end on the sender's
+    wire and never before an earlier one of its ticket. Stored bytes never exceed
     `host_memory_bytes`. With `verify` a frame must carry its CRC-32. `on_complete` is called on the link's
     thread once per complete ticket, and `on_error` with every error there (without it they are logged);
     both must be cheap. On a link that is `shaped_elsewhere`, by the kernel, senders cannot know when a frame is on
@@ -99,6 +102,8 @@ class KvReceiver:
         ingress_bytes_per_s: float | None,
         frame_bytes: int | None = None,
         delay_s: float = 0.0,
+        jitter_s: float = 0.0,
+        seed: int = 0,
         shaped_elsewhere: bool = False,
         host_memory_bytes: int,
         verify: bool = False,
@@ -112,6 +117,8 @@ class KvReceiver:
         self._last_s = -math.inf
         self._gate_s = -math.inf
         self._delay_s = delay_s
+        self._jitter_s = jitter_s
+        self._random = np.random.default_rng(seed)
         self._host_memory_bytes = host_memory_bytes
         self._verify = verify
         self._on_complete = on_complete
@@ -266,6 +273,9 @@ class KvReceiver:
                 self._drops[reason or "no_ticket"] += len(frames)
                 return
             self._store(transfer, header, frames)
+            if self._jitter_s:
+                due_s += float(self._random.uniform(-self._jitter_s, self._jitter_s))
+                transfer.due_s = due_s = max(due_s, transfer.due_s)
             if due_s > now_s:
                 self._order += 1
                 heapq.heappush(self._held, _Held(due_s, self._order, header, transfer))

@@ -9,7 +9,7 @@ import pytest
 
 from emulator.core import strict
 from emulator.core.cost import FittedCost, RooflineCost
-from emulator.core.deploy import RunSpec, plan_runs
+from emulator.core.deploy import NicSpec, RunSpec, plan_runs
 from emulator.core.errors import CapacityError, ConfigError, PdemuError
 from emulator.core.hardware import Catalog
 from emulator.core.specs import Topology
@@ -73,6 +73,35 @@ def test_a_line_rate_carries_a_little_less_payload_and_a_payload_rate_all_of_it(
     assert line.link.payload_bps == pytest.approx(10e9 * 1448 / 1514)
     assert payload.link.payload_bps == 10e9
     assert payload.link.delay_s == pytest.approx(50e-6)
+
+
+def test_a_pool_may_have_nics_of_its_own_and_each_direction_its_rate() -> None:
+    pools = [
+        {"role": "prefill", "nodes": 2, "kv_egress": "1Gbps"},
+        {"role": "decode", "kv_ingress": "400Mbps"},
+        {"role": "decode"},
+    ]
+    network = {"bandwidth": ["10Gbps"], "rate_basis": "payload", "delay": "1ms", "jitter": "50us"}
+    (run,) = _runs(_topology(kv_network=network, deployments=[{"name": "2P2D", "pools": pools}]))
+    assert run.link is not None
+    assert run.link.jitter_s == pytest.approx(50e-6)
+    assert run.link.nic("prefill-1") == NicSpec(egress_bps=1e9, ingress_bps=10e9)
+    assert run.link.nic("decode-0") == NicSpec(egress_bps=10e9, ingress_bps=400e6)
+    assert run.link.nic("decode-1") == NicSpec(egress_bps=10e9, ingress_bps=10e9)
+    assert [run.link.pair_bps(*pair) for pair in run.kv_pairs] == [400e6, 1e9, 400e6, 1e9]
+
+
+def test_several_bandwidths_are_refused_where_no_pool_would_use_them() -> None:
+    pools = [{"role": "prefill", "kv_egress": "1Gbps"}, {"role": "decode", "kv_ingress": "1Gbps"}]
+    with pytest.raises(ConfigError, match="equal runs"):
+        _runs(_topology(deployments=[{"name": "1P1D", "pools": pools}]))
+
+
+def test_a_nic_of_a_colocated_pool_and_jitter_above_the_delay_are_refused() -> None:
+    with pytest.raises(ConfigError, match="no KV leaves a colocated one"):
+        _topology(deployments=[{"name": "a", "pools": [{"role": "colocated", "kv_egress": "1Gbps"}]}])
+    with pytest.raises(ConfigError, match="jitter"):
+        _topology(kv_network={"bandwidth": ["1Gbps"], "delay": "1ms", "jitter": "2ms"})
 
 
 @pytest.mark.parametrize(

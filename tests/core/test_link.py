@@ -16,9 +16,14 @@ NODES = ("a", "b", "c")
 Caps = dict[str, float | None]
 
 
-def _network(egress: float | None = 100.0, ingress: float | None = 100.0, **costs: float) -> FairShareNetwork:
+def _network(
+    egress: float | None = 100.0, ingress: float | None = 100.0, *, seed: int = 0, **costs: float
+) -> FairShareNetwork:
     return FairShareNetwork(
-        egress_bytes_per_s=dict.fromkeys(NODES, egress), ingress_bytes_per_s=dict.fromkeys("xyz", ingress), **costs
+        egress_bytes_per_s=dict.fromkeys(NODES, egress),
+        ingress_bytes_per_s=dict.fromkeys("xyz", ingress),
+        seed=seed,
+        **costs,
     )
 
 
@@ -130,6 +135,22 @@ def test_delay_postpones_arrival_but_not_the_next_transfer() -> None:
     network.start(0, "a", "x", 100, 0.0)
     network.start(1, "a", "x", 100, 0.0)
     assert _drain(network) == [Delivery(0, 0.0, 11.0, 100), Delivery(1, 1.0, 12.0, 100)]
+
+
+def test_jitter_spreads_arrivals_about_the_delay_by_its_seed_and_lets_nobody_overtake() -> None:
+    def ends(seed: int) -> list[float]:
+        network = _network(delay_s=1.0, jitter_s=0.5, seed=seed)
+        for n in range(200):
+            network.start(n, "a", "x", 1, 0.0)
+        arrived = _drain(network)
+        assert [delivery.transfer_id for delivery in arrived] == list(range(200))
+        return [delivery.end_s for delivery in arrived]
+
+    lateness = [end_s - (n + 1) / 100 for n, end_s in enumerate(ends(seed=1))]
+    assert ends(seed=1) == ends(seed=1) != ends(seed=2)
+    assert min(lateness) >= 0.5
+    assert max(lateness) <= 1.5
+    assert max(lateness) - min(lateness) > 0.3
 
 
 def test_each_message_costs_its_time_before_its_first_byte_and_leaves_the_nic_to_others() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from emulator.core.deploy import NicSpec
 from emulator.core.messages import LinkProbe, OpenProbe, ProbeDone, ProbeOpened, SendProbe
 from emulator.core.probe import ATTEMPTS, PINGS, Probe, Prober, ProbeSend, probe_bytes
 from emulator.core.specs import Scale
@@ -30,11 +31,11 @@ def test_every_pair_is_probed_one_after_the_other() -> None:
     seen = []
     while sends:
         (opened,) = sends
-        assert opened.message == OpenProbe(PINGS, prober.nbytes)
+        assert opened.message == OpenProbe(PINGS, 25_000_000)
         (sent,) = prober.handle(ProbeOpened("tcp://127.0.0.1:1", (1, 2)))
-        assert sent.message == SendProbe("tcp://127.0.0.1:1", (1, 2), prober.nbytes)
+        assert sent.message == SendProbe("tcp://127.0.0.1:1", (1, 2), 25_000_000)
         seen.append((sent.node, opened.node))
-        sends = prober.handle(ProbeDone(prober.nbytes * 8 / 1e9, (0.0001,)))
+        sends = prober.handle(ProbeDone(0.2, (0.0001,)))
     assert seen == [(p, d) for p in ("prefill-0", "prefill-1") for d in ("decode-0", "decode-1")]
     assert prober.finished
     assert [(done.source, done.destination) for done in prober.done] == seen
@@ -45,7 +46,7 @@ def test_a_pair_outside_the_tolerance_may_try_again_and_counts_as_it_last_was() 
     prober.start()
     slow = ProbeDone(1.0, ())
     for _ in range(ATTEMPTS - 1):
-        assert prober.handle(slow) == [ProbeSend("decode-0", OpenProbe(PINGS, prober.nbytes))]
+        assert prober.handle(slow) == [ProbeSend("decode-0", OpenProbe(PINGS, 25_000_000))]
     assert prober.handle(slow) == []
     assert prober.finished
     assert prober.done[0].seconds == 1.0
@@ -88,7 +89,36 @@ def test_what_was_measured_is_told_in_model_terms() -> None:
     assert probe.delay_s == pytest.approx(0.001)
 
 
-def _probe(*, achieved_bps: float = 1e9, asked_delay_s: float = 0.0, delay_s: float = 0.0) -> Probe:
+def test_each_pair_is_held_against_the_slower_of_its_two_nics() -> None:
+    run = _prober(prefills=2).run
+    assert run.link is not None
+    own = {"prefill-1": NicSpec(egress_bps=2e8, ingress_bps=1e9)}
+    run = msgspec.structs.replace(run, link=msgspec.structs.replace(run.link, own=own))
+    asked = {}
+    for source in ("prefill-0", "prefill-1"):
+        seen = LinkProbe(source, "decode-0", nbytes=20_000_000, seconds=0.8, ping_s=())
+        asked[source] = Probe.of(seen, run)
+    assert asked["prefill-0"].asked_bps == 1e9
+    assert asked["prefill-1"].asked_bps == 2e8
+    assert asked["prefill-0"].problem() is not None, "0.2 Gbps where 1 Gbps were asked for"
+    assert asked["prefill-1"].problem() is None
+
+
+def test_jitter_widens_what_a_delay_and_the_time_of_the_bytes_may_be() -> None:
+    def seen(delay_s: float, factor: float) -> str | None:
+        return _probe(achieved_bps=1e9 * factor, asked_delay_s=0.005, delay_s=delay_s, jitter_s=0.001).problem()
+
+    assert seen(0.0041, 1.0) is None
+    assert seen(0.0062, 1.0) is None
+    assert seen(0.0039, 1.0) is not None
+    assert seen(0.0064, 1.0) is not None
+    assert seen(0.005, 0.966) is None, "1 ms of 0.2 s is half a per cent more"
+    assert seen(0.005, 0.96) is not None
+
+
+def _probe(
+    *, achieved_bps: float = 1e9, asked_delay_s: float = 0.0, delay_s: float = 0.0, jitter_s: float = 0.0
+) -> Probe:
     return Probe(
         source="prefill-0",
         destination="decode-0",
@@ -96,4 +126,6 @@ def _probe(*, achieved_bps: float = 1e9, asked_delay_s: float = 0.0, delay_s: fl
         achieved_bps=achieved_bps,
         asked_delay_s=asked_delay_s,
         delay_s=delay_s,
+        took_s=0.2,
+        jitter_s=jitter_s,
     )

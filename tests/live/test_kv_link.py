@@ -36,7 +36,13 @@ class Lab:
         self.errors: list[Exception] = []
 
     def receiver(
-        self, *, rate: float | None = None, memory: int = 256 * MIB, verify: bool = False, delay_s: float = 0.0
+        self,
+        *,
+        rate: float | None = None,
+        memory: int = 256 * MIB,
+        verify: bool = False,
+        delay_s: float = 0.0,
+        jitter_s: float = 0.0,
     ) -> KvReceiver:
         return self._stack.enter_context(
             closing(
@@ -44,6 +50,7 @@ class Lab:
                     "tcp://127.0.0.1:*",
                     ingress_bytes_per_s=rate,
                     delay_s=delay_s,
+                    jitter_s=jitter_s,
                     host_memory_bytes=memory,
                     verify=verify,
                     on_complete=self._arrived,
@@ -287,6 +294,18 @@ def test_delay_holds_a_frame_back(lab: Lab) -> None:
     sender.send(receiver.endpoint, TICKET, 1_000_000)
     (arrival,) = lab.wait_for()
     assert arrival.end_s - arrival.start_s >= 1_000_000 / 50e6 * 0.999 + 0.2
+
+
+def test_jitter_varies_the_delay_and_keeps_every_transfer_whole(lab: Lab) -> None:
+    receiver, sender = lab.receiver(delay_s=0.1, jitter_s=0.1), lab.sender(frame_bytes=65536)
+    for ticket in range(40):
+        receiver.open(ticket, 200_000)
+        sender.send(receiver.endpoint, ticket, 200_000)
+    arrivals = lab.wait_for(40)
+    took = [arrival.end_s - arrival.start_s for arrival in arrivals]
+    assert {arrival.nbytes for arrival in arrivals} == {200_000}
+    assert max(took) - min(took) > 0.05, "drawn from 0 to 0.2 s"
+    assert receiver.stats().dropped == 0
 
 
 def test_a_release_while_frames_are_delayed(lab: Lab) -> None:

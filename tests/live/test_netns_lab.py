@@ -39,6 +39,21 @@ def test_a_kernel_shaped_run_keeps_the_links_rate_and_leaves_nothing(tmp_path: P
     assert _namespaces() == before
 
 
+def test_each_node_has_the_nic_of_its_pool_in_each_direction(tmp_path: Path) -> None:
+    text = SMALL.read_text(encoding="utf-8")
+    text = text.replace('role = "prefill"', 'role = "prefill", kv_egress = "100Mbps"')
+    text = text.replace('role = "decode"', 'role = "decode", kv_ingress = "150Mbps"')
+    text = text.replace('bandwidth = ["200Mbps"]', 'bandwidth = ["200Mbps"]\ndelay = "4ms"\njitter = "1ms"')
+    (tmp_path / "uneven.toml").write_text(text, encoding="utf-8")
+    document = json_of(
+        pdemu("run", tmp_path / "uneven.toml", *RUN[2:], "--json", "--duration", "1", "--out", tmp_path / "o")
+    )
+    (run,) = document["runs"]
+    assert run["shaping"] == "kernel", "proved by the probe: 100 Mbps and 4 ms"
+    payload_bps = 1e8 * 1448 / 1514
+    assert 0.9 * payload_bps < run["kv"]["achieved_bps"] <= 1.05 * payload_bps
+
+
 def test_links_in_namespaces_may_be_paced_instead(tmp_path: Path) -> None:
     document = json_of(pdemu(*RUN, "--shaping", "paced", "--json", "--duration", "0.5", "--out", tmp_path / "o"))
     assert (document["launcher"], document["shaping"]) == ("netns", "paced")
