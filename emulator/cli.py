@@ -59,7 +59,8 @@ Launcher = Annotated[
     LauncherName,
     typer.Option(
         "--launcher",
-        help="local: processes on loopback; netns: a network namespace for each (Linux); compose: containers.",
+        help="local: processes on loopback; netns: a network namespace for each (Linux); compose: containers; "
+        "simulate: none of them, in virtual time.",
     ),
 ]
 Shaping = Annotated[
@@ -200,6 +201,8 @@ def _execute(
         unprivileged.reexec_if_needed()
     if how.launcher == "compose":
         docker.compose_command()
+    if how.launcher == "simulate" and scale is not None:
+        raise ConfigError(f"--scale {scale}: a simulation runs in virtual time, which is not stretched; leave it out")
     spec, catalog = read_topology(path, traffic), load_catalog()
     traces = load_traces(spec.workload)
     scaled = apply_scale(spec, scale, catalog, traces, deployments)

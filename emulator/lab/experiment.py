@@ -16,13 +16,14 @@ from emulator.core import fidelity, verdict
 from emulator.core.deploy import RunSpec, plan_runs
 from emulator.core.errors import CapacityError
 from emulator.core.hardware import Catalog
-from emulator.core.specs import Topology
+from emulator.core.specs import Scale, Topology
 from emulator.core.summary import CompareSummary, RunResult, summarize
 from emulator.core.trace import Trace
 from emulator.core.workload import plan_load
 from emulator.lab.compose import ComposeLauncher
 from emulator.lab.launch import Launcher, LiveResult, ProcessLauncher
 from emulator.lab.run_folder import RunFolder, new_folder, pretty
+from emulator.lab.simulated import MODELLED, SIMULATE, simulated_result, transfer_rows
 from emulator.lab.sites import LauncherName, ShapingName, choose_shaping, make_site
 from emulator.live.reports import TransferRow
 from emulator.live.status import Underway
@@ -49,14 +50,17 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """A topology's runs, checked against this machine, with the folder they are written to."""
+    """A topology's runs, checked against this machine, with the folder they are written to.
+
+    `expected_kv_bytes` of each run are real memory here, so a simulated one has none.
+    """
 
     topology: Topology
     runs: tuple[RunSpec, ...]
     host_memory_bytes: int
     expected_kv_bytes: tuple[int, ...]
     launcher: str
-    shaping: ShapingName
+    shaping: str
     folder: Path
 
     def shaping_of(self, run: RunSpec) -> str:
@@ -79,6 +83,8 @@ def prepare(
     """
     how = how or Conditions()
     shaping = choose_shaping(how.launcher, how.shaping)
+    if how.launcher == SIMULATE:
+        topology = msgspec.structs.replace(topology, scale=Scale())
     load = plan_load(topology.workload, traces)
     runs = tuple(plan_runs(topology, catalog, load, deployments=deployments, verify_kv=how.verify_kv, force=how.force))
     if deployments is None:
@@ -87,7 +93,7 @@ def prepare(
             {run.deployment: run.gpus for run in runs if run.link is None},
         )
     granted = granted_memory_bytes(runs[0])
-    expected = tuple(foresee_kv_bytes(run, granted) for run in runs)
+    expected = tuple(0 if how.launcher == SIMULATE else foresee_kv_bytes(run, granted) for run in runs)
     return Experiment(topology, runs, granted, expected, how.launcher, shaping, new_folder(out, topology.name))
 
 
@@ -147,12 +153,15 @@ async def perform(
         shaping = experiment.shaping_of(run)
         folder = RunFolder(experiment.folder, run, experiment.topology, launcher=experiment.launcher, shaping=shaping)
         try:
-            launcher = make_launcher(experiment, run, expected, folder.logs, partial(on_progress, run))
-            live = await launcher.launch()
+            if experiment.launcher == SIMULATE:
+                result = await asyncio.to_thread(simulated_result, run)
+                transfers = transfer_rows(result)
+            else:
+                launcher = make_launcher(experiment, run, expected, folder.logs, partial(on_progress, run))
+                result, transfers = _result(experiment, run, await launcher.launch())
         except BaseException:
             folder.finish("broken")
             raise
-        result, transfers = _result(experiment, run, live)
         folder.write(result, transfers)
         results.append(result)
         on_result(run, result)
@@ -196,7 +205,7 @@ def summarize_experiment(
 
 def _overall(shapings: Sequence[str]) -> str:
     """One word for all runs: UNSHAPED if any is, else how those with a KV network are shaped."""
-    return next((shaping for shaping in (UNSHAPED, "kernel", "paced") if shaping in shapings), "none")
+    return next((shaping for shaping in (UNSHAPED, "kernel", "paced", MODELLED) if shaping in shapings), "none")
 
 
 def _result(experiment: Experiment, run: RunSpec, live: LiveResult) -> tuple[RunResult, list[TransferRow]]:

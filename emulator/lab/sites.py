@@ -11,7 +11,7 @@ from emulator.core.deploy import RunSpec
 from emulator.core.errors import ConfigError
 from emulator.lab.leftovers import Ledger, new_run_id
 
-LauncherName = Literal["local", "netns", "compose"]
+LauncherName = Literal["local", "netns", "compose", "simulate"]
 ShapingName = Literal["paced", "kernel"]
 
 ROUTER, CLIENT = "router", "client"
@@ -89,11 +89,15 @@ def make_site(launcher: str, run: RunSpec) -> Site:
     return LocalSite([ROUTER, CLIENT, *(node.name for node in run.nodes)])
 
 
-def choose_shaping(launcher: LauncherName, asked: ShapingName | None) -> ShapingName:
-    """How links are shaped: as asked, else by the best means that the launcher has.
+def choose_shaping(launcher: LauncherName, asked: ShapingName | None) -> str:
+    """How links are shaped: as asked, else by the best means that the launcher has; in a simulation they are modelled.
 
-    Raises ConfigError for kernel shaping on loopback, which carries everything at once.
+    Raises ConfigError for kernel shaping on loopback, which carries everything at once, and for any in a simulation.
     """
+    if launcher == "simulate":
+        if asked is not None:
+            raise ConfigError(f"--shaping {asked}: a simulation models its links; leave it out, or use a live launcher")
+        return "modelled"
     if asked == "kernel" and launcher == "local":
         raise ConfigError(
             "--shaping kernel: the local launcher has all processes on loopback, which the kernel cannot shape for "

@@ -1,0 +1,37 @@
+"""A run in virtual time, with the same records and summary as a live one."""
+
+from __future__ import annotations
+
+from emulator.core.deploy import RunSpec
+from emulator.core.summary import RunResult, summarize
+from emulator.live.reports import TransferRow
+from emulator.simulate import simulate
+
+SIMULATE = "simulate"
+MODELLED = "modelled"
+
+
+def simulated_result(run: RunSpec) -> RunResult:
+    """Simulate `run`. Its links are as asked by construction, so its fidelity has no figures and is ok."""
+    simulated = simulate(run)
+    summary = summarize(
+        simulated.records,
+        deployment=run.deployment,
+        gpus=run.gpus,
+        slo=run.slo,
+        duration_s=run.load.duration_s,
+        kv_bandwidth_bps=run.link.bandwidth_bps if run.link is not None else None,
+        launcher=SIMULATE,
+        shaping=MODELLED if run.link is not None else "none",
+        seed=run.seed,
+    )
+    return RunResult(summary=summary, records=simulated.records, steps=simulated.steps)
+
+
+def transfer_rows(result: RunResult) -> list[TransferRow]:
+    """One row for each transfer, in one part from first to last byte."""
+    return [
+        TransferRow(r.request_id, r.decode_node or "", ((r.kv_start_s, r.kv_end_s, r.kv_bytes),))
+        for r in result.records
+        if r.kv_start_s is not None and r.kv_end_s is not None
+    ]

@@ -1,0 +1,37 @@
+"""`--launcher simulate`: the same records, folder and verdict as a live run, in virtual time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from emulator.core.records import read_records, read_steps
+from tests.live.lab import SMALL, json_of, pdemu
+
+
+def test_a_simulated_comparison_leaves_what_a_live_one_does(tmp_path: Path) -> None:
+    documents = [
+        json_of(pdemu("compare", SMALL, "--launcher", "simulate", "--json", "--out", tmp_path / name)) for name in "ab"
+    ]
+    assert documents[0] == documents[1], "nothing in it is random"
+    assert (documents[0]["launcher"], documents[0]["shaping"]) == ("simulate", "modelled")
+    assert [run["completed"] for run in documents[0]["runs"]] == [15, 15]
+    assert len(documents[0]["verdict"]) == 1
+    folder = tmp_path / "a" / "1P1D@0.2Gbps"
+    records = read_records((folder / "records.jsonl").read_bytes())
+    assert len(records) == 15
+    assert read_steps((folder / "steps.jsonl").read_bytes())
+    assert msgspec.json.decode((folder / "manifest.json").read_bytes())["state"] == "complete"
+    transfers = [msgspec.json.decode(line) for line in (folder / "transfers.jsonl").read_bytes().splitlines()]
+    assert sum(row["parts"][0][2] for row in transfers) == sum(4096 * record.prompt_tokens for record in records)
+    assert (tmp_path / "a" / "report.html").exists()
+
+
+@pytest.mark.parametrize("option", [("--scale", "2"), ("--shaping", "paced")])
+def test_what_a_simulation_does_not_have_is_refused(option: tuple[str, str], tmp_path: Path) -> None:
+    refused = pdemu("compare", SMALL, "--launcher", "simulate", *option, "--out", tmp_path / "o")
+    assert refused.returncode == 2
+    assert option[0] in refused.stderr
+    assert not (tmp_path / "o").exists()
