@@ -29,7 +29,7 @@ from emulator.lab.run_folder import pretty
 from emulator.lab.scale import apply_scale
 from emulator.lab.sites import LauncherName, ShapingName
 from emulator.lab.topology_files import load_traces
-from emulator.report import catalog_tables, table
+from emulator.report import catalog_tables, parity_table, table
 
 app = typer.Typer(
     name="pdemu",
@@ -74,6 +74,10 @@ Stretch = Annotated[
     typer.Option("--scale", metavar="K|auto", help="Stretch time K times; auto: so that this machine stays half idle."),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Run over KV links that are not as asked, marked UNSHAPED.")]
+Check = Annotated[
+    bool,
+    typer.Option("--check", help="Simulate each run too; print how far they are apart, and exit with 1 if too far."),
+]
 VerifyKv = Annotated[bool, typer.Option("--verify-kv", help="Check every KV frame by checksum.")]
 
 
@@ -93,10 +97,11 @@ def compare(
     launcher: Launcher = "local",
     shaping: Shaping = None,
     scale: Stretch = None,
+    check: Check = False,
 ) -> None:
     """Run every deployment of TOPOLOGY on the same requests; print a table and what follows from it."""
     traffic = Traffic(kv_bandwidth=kv_bandwidth, rate=rate, duration=duration, trace=trace, seed=seed)
-    how = lab.Conditions(launcher=launcher, shaping=shaping, verify_kv=verify_kv, force=force)
+    how = lab.Conditions(launcher=launcher, shaping=shaping, verify_kv=verify_kv, force=force, check=check)
     _execute(topology, None, traffic, how, scale=scale, out=out, as_json=json)
 
 
@@ -217,6 +222,10 @@ def _execute(
     else:
         console = stdout()
         console.print(table.render(summary, judged=deployments is None, width=console.width))
+        if summary.parity:
+            console.print("", parity_table.render(summary.parity))
+    if not all(run.within for run in summary.parity):
+        raise typer.Exit(1)
 
 
 def _print_json(value: object) -> None:

@@ -2,9 +2,9 @@
 
 Each node has a network namespace and shapes its own KV interface there, in both directions at line basis; KV goes by
 KvSender and KvReceiver without a rate of their own, as nodes use them, and by plain sockets for reference. Beside them
-the same transfers paced in user space over loopback. A transfer's time is from its first frame's start at the sender
-to its end at the receiver; errors are medians against S/(R × 1448/1514), with the smallest and largest. Needs root on
-Linux.
+the same transfers paced in user space over loopback, and, with a container engine, between containers. A transfer's
+time is from its first frame's start at the sender to its end at the receiver; errors are medians against
+S/(R × 1448/1514), with the smallest and largest. Needs root on Linux.
 """
 
 from __future__ import annotations
@@ -84,6 +84,8 @@ def times(findings: Findings, ends: tuple[Task, Task], nbytes: int, rounds: int,
 def transfers(lab: Lab, findings: Findings, effort: Effort) -> None:
     """The table of transfer times."""
     columns = {"link": "netns, KV link", "sockets": "netns, sockets", "paced": "paced, KV link"}
+    if lab.containers is not None:
+        columns["compose"] = "containers, KV link"
     print("| line rate | size | ideal | bound | " + " | ".join(columns.values()) + " |")
     print("|---|---|---|---|" + "---|" * len(columns), flush=True)
     for rate_bps, nbytes, bound in TRANSFERS:
@@ -93,8 +95,9 @@ def transfers(lab: Lab, findings: Findings, effort: Effort) -> None:
             errors, note = _errors(lab, findings, effort, column, Case(rate_bps, nbytes, ideal_s, bound))
             error = statistics.median(errors)
             row.append(f"{error:+.2%} ({min(errors):+.2%} … {max(errors):+.2%}{note})")
-            if column == "link":
-                what = f"{nbytes // MB} MB at {BitsPerSecond(rate_bps)}"
+            if column in ("link", "compose"):
+                where = " in containers" if column == "compose" else ""
+                what = f"{nbytes // MB} MB at {BitsPerSecond(rate_bps)}{where}"
                 findings.judge(what, error, bound, f"{error:+.2%}{note}")
         print("| " + " | ".join(row) + " |", flush=True)
 

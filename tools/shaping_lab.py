@@ -1,29 +1,34 @@
 """The lab that bench_shaping.py measures in: namespaces joined by two bridges, the processes there, and what was found.
 
-One namespace a node, each with a leg on the control and on the KV bridge, as the netns launcher builds them.
+One namespace a node, each with a leg on the control and on the KV bridge, as the netns launcher builds them. Where
+there is a container engine, also nodes in containers of the lab's image on one internal network, as compose has them.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pyroute2 import IPRoute, netns
 from shaping_peers import Task
 
+from emulator import __version__
 from emulator.core.pacing import payload_bits_per_s
 from emulator.live.allocator import NODE_ALLOCATOR_ENV
 
 NODES = ("a", "b", "c")
+PEERS = Path(__file__).resolve().with_name("shaping_peers.py")
+IMAGE = f"pd-emulator:{__version__}"
 DEADLINE_S = 180.0
 _SAMPLE_S = 0.25
 _IDLE_SHARE = 0.9
@@ -62,7 +67,7 @@ class Peer:
     def __init__(self, task: Task) -> None:
         self.task = task
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("shaping_peers.py")), task.json()],
+            _container_command(task) if task.container_network else [sys.executable, str(PEERS), task.json()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -98,10 +103,63 @@ class Peer:
         return [json.loads(line) for line in output.splitlines()]
 
 
+def _container_command(task: Task) -> list[str]:
+    """Run a process in a container of its own, with the right to shape there and nothing else."""
+    command = ["docker", "run", "--rm", "--interactive", "--label", task.container_network]
+    command += ["--network", task.container_network, "--ip", task.address, "--cap-add", "NET_ADMIN"]
+    command += ["--volume", f"{PEERS.parent}:/tools:ro", "--entrypoint", "python"]
+    for name, value in NODE_ALLOCATOR_ENV.items():
+        command += ["--env", f"{name}={value}"]
+    return [*command, IMAGE, f"/tools/{PEERS.name}", task.json()]
+
+
+class Containers:
+    """The engine's network on which nodes are containers, and the image that they are of."""
+
+    def __init__(self) -> None:
+        self.network = f"pdemu-bench-{os.getpid()}"
+        self._made = False
+
+    @staticmethod
+    def there() -> bool:
+        """Whether this machine has a container engine that answers."""
+        return shutil.which("docker") is not None and _docker("info").returncode == 0
+
+    @staticmethod
+    def address(node: str) -> str:
+        """A node's address on the network."""
+        return f"10.96.0.{NODES.index(node) + 2}"
+
+    def build(self) -> None:
+        """Build the image and make the network; remove() takes the network away."""
+        for arguments in (
+            ("build", "--tag", IMAGE, str(PEERS.parents[1])),
+            ("network", "create", "--internal", "--subnet", "10.96.0.0/24", self.network),
+        ):
+            done = _docker(*arguments)
+            if done.returncode != 0:
+                raise RuntimeError(f"`docker {' '.join(arguments)}` failed: {done.stderr.strip()}")
+        self._made = True
+
+    def remove(self) -> None:
+        """Remove the network and whatever still runs on it."""
+        if not self._made:
+            return
+        left = _docker("ps", "--all", "--quiet", "--filter", f"label={self.network}").stdout.split()
+        if left:
+            _docker("rm", "--force", *left)
+        _docker("network", "rm", self.network)
+
+
+def _docker(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["docker", *arguments], capture_output=True, text=True, timeout=900, check=False)
+
+
 class Lab:
     """The namespaces: `net` with both bridges, and the nodes, each with a leg on either."""
 
     def __init__(self) -> None:
+        self.containers = Containers() if Containers.there() else None
         self._tag = f"pdemu-bench-{os.getpid()}"
         self._made: list[str] = []
 
@@ -116,6 +174,8 @@ class Lab:
 
     def build(self) -> None:
         """Make everything; remove() takes it away at whatever stage this ended."""
+        if self.containers is not None:
+            self.containers.build()
         for node in ("net", *NODES):
             netns.create(self.namespace(node))
             self._made.append(self.namespace(node))
@@ -137,6 +197,8 @@ class Lab:
 
     def remove(self) -> None:
         """Remove what was made."""
+        if self.containers is not None:
+            self.containers.remove()
         for name in self._made:
             netns.remove(name)
 
@@ -162,6 +224,13 @@ def node_task(lab: Lab, kind: str, node: str, rate_bps: float) -> Task:
     return Task(kind, lab.address("kv", node), lab.namespace(node), line_bps=rate_bps, payload_bps=payload)
 
 
+def container_task(lab: Lab, kind: str, node: str, rate_bps: float) -> Task:
+    """One end in a container, shaped by the kernel to a line rate in both directions."""
+    assert lab.containers is not None
+    task = node_task(lab, kind, node, rate_bps)
+    return replace(task, address=lab.containers.address(node), namespace="", container_network=lab.containers.network)
+
+
 def paced_task(kind: str, rate_bps: float) -> Task:
     """One end on loopback, paced in user space."""
     return Task(kind, "127.0.0.1", paced_bps=payload_bps(rate_bps), payload_bps=payload_bps(rate_bps))
@@ -171,6 +240,8 @@ def pair(lab: Lab, column: str, rate_bps: float) -> tuple[Task, Task]:
     """Receiver and sender of a column of the table."""
     if column == "paced":
         return paced_task("link_rx", rate_bps), paced_task("link_tx", rate_bps)
+    if column == "compose":
+        return container_task(lab, "link_rx", "c", rate_bps), container_task(lab, "link_tx", "a", rate_bps)
     return node_task(lab, f"{column}_rx", "c", rate_bps), node_task(lab, f"{column}_tx", "a", rate_bps)
 
 

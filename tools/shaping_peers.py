@@ -36,6 +36,7 @@ _PING_GAP_S = 1e-3
 class Task:
     """What one process is: its kind, where it is, how it is shaped, and the tickets it takes.
 
+    A process is in the network namespace `namespace`, or in a container on the engine's network `container_network`.
     Rates in bits per second: `line_bps` shapes the interface, `paced_bps` the KV link itself; `payload_bps` is what
     either leaves for payload and sizes the frames.
     """
@@ -43,6 +44,7 @@ class Task:
     kind: str
     address: str
     namespace: str = ""
+    container_network: str = ""
     line_bps: float | None = None
     paced_bps: float | None = None
     payload_bps: float | None = None

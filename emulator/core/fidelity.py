@@ -21,6 +21,7 @@ STEP_LATENESS_MS = 1.0
 STEP_LATENESS_SHARE = 0.04
 LOOP_LAG_MS = 2.0
 SCHEDULE_DELAY_MS = 5.0
+CLOCK_UNCERTAINTY_MS = 1.0
 LINK_TOLERANCE = 0.03
 LINK_JUDGED_BYTES = 10_000_000
 CPU_BUSY = 0.95
@@ -48,6 +49,7 @@ class Observed:
     unretained_bytes: int = 0
     dropped_frames: int = 0
     qdisc_drops: int = 0
+    clock_uncertainty_s: float = 0.0
     lost_nodes: Sequence[str] = ()
 
 
@@ -64,6 +66,7 @@ def judge(run: RunSpec, observed: Observed) -> Fidelity:
         ("p99 step lateness", lateness_ms, step_bound_ms),
         ("p99 event loop lag", lag_ms, LOOP_LAG_MS),
         ("p99 schedule delay of the load generator", delay_ms, SCHEDULE_DELAY_MS),
+        ("uncertainty of the clocks of several hosts", observed.clock_uncertainty_s * 1e3, CLOCK_UNCERTAINTY_MS),
     ]
     over = [(name, value, bound) for name, value, bound in bounded if value is not None and value > bound]
     reasons = [f"{name} {value:.2f} ms is above {bound:.2f} ms" for name, value, bound in over]

@@ -9,12 +9,13 @@ two hops and every node needs one connection. Bulk KV never travels here.
   router → coloc.   Generate, Abort
   node → router     Hello, PrefillDone, KvReady, Reserved, KvReceived, StepTokens, Rejected, Heartbeat, Report,
                     ProbeOpened, ProbeDone
+  all → router      ReadClock
   router → client   Tokens, Finished, Assembled, Report
-  router → all      Welcome, Begin, Stop
+  router → all      Welcome, ClockReading, Begin, Stop
 
-A run: every peer says Hello; once all nodes have, the router has each pair's link probed, and the client hears
-Assembled and begins; when its load has ended it says Stop, and every process sends its Report through the router to
-the client before it leaves.
+A run: every peer says Hello and compares its clock with the router's; once all nodes are there, the router has each
+pair's link probed, and the client hears Assembled and begins; when its load has ended it says Stop, and every process
+sends its Report through the router to the client before it leaves.
 
 Decoding is strict and bounded: unknown types and fields, wrong types and oversized payloads raise ProtocolError.
 """
@@ -120,6 +121,12 @@ class Hello(Message, frozen=True):
     role: Literal["prefill", "decode", "colocated", "client"]
     secret: str
     kv_blocks: int = 0
+
+
+class ReadClock(Message, frozen=True):
+    """What is the router's clock? Asked at `sent_s` of the peer's own."""
+
+    sent_s: float
 
 
 class PrefillDone(Message, frozen=True):
@@ -253,10 +260,17 @@ class Welcome(Message, frozen=True):
     """The router knows this peer: its answer to Hello, and to every Heartbeat, which keeps a node's leases alive."""
 
 
-class Begin(Message, frozen=True):
-    """The run starts: model time 0 is at `t0_monotonic_s` of this machine's monotonic clock."""
+class ClockReading(Message, frozen=True):
+    """The router's clock stood at `router_s` when the question that was sent at `sent_s` came."""
 
-    t0_monotonic_s: float
+    sent_s: float
+    router_s: float
+
+
+class Begin(Message, frozen=True):
+    """The run starts: model time 0 is at `t0_s` of the router's monotonic clock."""
+
+    t0_s: float
 
 
 class Stop(Message, frozen=True):
@@ -265,6 +279,7 @@ class Stop(Message, frozen=True):
 
 ToRouter = (
     Hello
+    | ReadClock
     | Submit
     | Abort
     | PrefillDone
@@ -280,8 +295,9 @@ ToRouter = (
     | ProbeOpened
     | ProbeDone
 )
-ToNode = Welcome | Begin | Stop | Generate | Prefill | Reserve | SendKv | Release | Abort | OpenProbe | SendProbe
-ToClient = Welcome | Begin | Stop | Tokens | Finished | Assembled | Report
+ToPeer = Welcome | ClockReading | Begin | Stop
+ToNode = ToPeer | Generate | Prefill | Reserve | SendKv | Release | Abort | OpenProbe | SendProbe
+ToClient = ToPeer | Tokens | Finished | Assembled | Report
 
 
 def encode(message: Message) -> bytes:

@@ -21,6 +21,8 @@ from emulator.core.specs import FirstToken, Scale, Slo
 
 VerdictOutcome = Literal["helps", "hurts", "no difference"]
 DecidingMetric = Literal["slo_attainment", "completion", "ttft_ms", "tpot_ms", "e2el_ms", "itl_p99_ms"]
+JudgedMetric = Literal["ttft_ms", "tpot_ms"]
+Percentile = Literal["p50", "p90", "p99"]
 BreakEvenReason = Literal["always helps", "never helps", "only one bandwidth", "not monotone"]
 
 _MS = 1e3
@@ -60,13 +62,16 @@ class KvSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     `bytes` were counted at the decode nodes; `transfer_ms` is from the first byte on the wire to the last one
     counted. `achieved_bps` is payload bits over the time in which at least one transfer was under way, the times of
-    the decode nodes added up: the mean rate of a decode node while it receives.
+    the decode nodes added up: the mean rate of a decode node while it receives. TCP segments sent again and packets
+    dropped are those of all nodes during the run, null where the kernel does not shape.
     """
 
     bytes: int = 0
     transfers: int = 0
     transfer_ms: Distribution = Distribution()
     achieved_bps: float | None = None
+    tcp_retransmits: int | None = None
+    qdisc_drops: int | None = None
 
 
 class Fidelity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -189,8 +194,37 @@ class Withheld(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     reason: str
 
 
+class Deviation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One percentile of one metric, milliseconds; `difference` is live over simulated less 1, null for nothing."""
+
+    metric: JudgedMetric
+    percentile: Percentile
+    live_ms: float | None
+    simulated_ms: float | None
+    difference: float | None
+    bound: float
+    within: bool
+
+
+class RunParity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One run by both drivers (`core.parity`)."""
+
+    deployment: str
+    kv_bandwidth_bps: float | None
+    completed_live: int
+    completed_simulated: int
+    slo_attainment_live: float | None
+    slo_attainment_simulated: float | None
+    deviations: tuple[Deviation, ...]
+
+    @property
+    def within(self) -> bool:
+        """Whether every deviation is within its bound."""
+        return all(deviation.within for deviation in self.deviations)
+
+
 class CompareSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The whole document that `pdemu compare --json` prints."""
+    """The whole document that `pdemu compare --json` prints; `parity` has live against simulated, where asked for."""
 
     topology: str
     launcher: str
@@ -202,6 +236,7 @@ class CompareSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     runs: tuple[RunSummary, ...]
     verdict: tuple[Verdict, ...] = ()
     withheld: tuple[Withheld, ...] = ()
+    parity: tuple[RunParity, ...] = ()
 
 
 @dataclass(frozen=True)

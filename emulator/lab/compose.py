@@ -46,13 +46,7 @@ _SHARED = {
     "PDEMU_ROUTER_PUBLIC_KEY": "${PDEMU_ROUTER_PUBLIC_KEY:-}",
     "PDEMU_INSECURE": "${PDEMU_INSECURE:-1}",  # both networks are internal to the engine's machine
 }
-_HEALTHCHECK = {
-    "test": ["CMD", "python", "-m", "emulator.live.health"],
-    "interval": "10s",
-    "timeout": "5s",
-    "retries": 3,
-    "start_period": "60s",
-}
+HEALTH_S = 10
 
 
 # --- the file -------------------------------------------------------------------------------------------------------
@@ -63,19 +57,20 @@ def render(run: RunSpec, environment: Mapping[str, str], mounts: Sequence[str], 
 
     Both kinds of mount are as compose writes them, such as `/host/folder:/lab/topology:ro`.
     """
-    router = _service(["router", "--listen", f"0.0.0.0:{CONTROL_PORT}"], environment, mounts)
+    check = _healthcheck(run.scale.time)
+    router = _service(["router", "--listen", f"0.0.0.0:{CONTROL_PORT}"], environment, mounts, check)
     router["environment"]["PDEMU_ROUTER_SECRET_KEY"] = "${PDEMU_ROUTER_SECRET_KEY:-}"
     services = {ROUTER: router}
     for node in run.nodes:
         command = ["node", "--name", node.name]
-        service = _service(command, _to_router(environment), mounts) | {"depends_on": [ROUTER]}
+        service = _service(command, _to_router(environment), mounts, check) | {"depends_on": [ROUTER]}
         if run.link is not None:
             alias = f"{node.name}.kv"
             service["command"] = [*command, "--kv-address", alias]
             service["networks"] = {"control": {}, "kv": {"aliases": [alias]}}
             service["cap_add"] = ["NET_ADMIN"]
         services[node.name] = service
-    client = _service(["client"], _to_router(environment), [*mounts, results])
+    client = _service(["client"], _to_router(environment), [*mounts, results], check)
     services[CLIENT] = client | {"depends_on": [ROUTER, *(node.name for node in run.nodes)]}
     networks = {name: {"internal": True} for name in ("control", "kv") if name == "control" or run.link is not None}
     about = f"# {run.topology}, {run.label}; made by pdemu {__version__}. The client prints the table:\n"
@@ -83,7 +78,21 @@ def render(run: RunSpec, environment: Mapping[str, str], mounts: Sequence[str], 
     return about + to_yaml({"services": services, "networks": networks})
 
 
-def _service(command: Sequence[str], environment: Mapping[str, str], mounts: Sequence[str]) -> dict[str, Any]:
+def _healthcheck(scale_time: float) -> dict[str, Any]:
+    """Ask every 10 s of model time; starting up is not stretched with it."""
+    every_s = round(HEALTH_S * scale_time)
+    return {
+        "test": ["CMD", "python", "-m", "emulator.live.health"],
+        "interval": f"{every_s}s",
+        "timeout": f"{max(1, every_s // 2)}s",
+        "retries": 3,
+        "start_period": "60s",
+    }
+
+
+def _service(
+    command: Sequence[str], environment: Mapping[str, str], mounts: Sequence[str], healthcheck: Mapping[str, Any]
+) -> dict[str, Any]:
     image: dict[str, Any] = {"image": f"${{PDEMU_IMAGE:-{IMAGE}}}"}
     if (SOURCE / "Dockerfile").exists():
         args = {"PYTHON_IMAGE": "${PYTHON_IMAGE:-python:3.11-slim-bookworm}"}
@@ -94,7 +103,7 @@ def _service(command: Sequence[str], environment: Mapping[str, str], mounts: Seq
         "volumes": [literal(mount) for mount in mounts],
         "networks": {"control": {}},
         "security_opt": ["no-new-privileges:true"],
-        "healthcheck": _HEALTHCHECK,
+        "healthcheck": healthcheck,
     }
 
 

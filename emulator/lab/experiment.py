@@ -14,14 +14,16 @@ import psutil
 
 from emulator.core import fidelity, verdict
 from emulator.core.deploy import RunSpec, plan_runs
-from emulator.core.errors import CapacityError
+from emulator.core.errors import CapacityError, ConfigError
 from emulator.core.hardware import Catalog
+from emulator.core.parity import run_parity
 from emulator.core.specs import Scale, Topology
-from emulator.core.summary import CompareSummary, RunResult, summarize
+from emulator.core.summary import CompareSummary, RunParity, RunResult, summarize
 from emulator.core.trace import Trace
 from emulator.core.workload import plan_load
 from emulator.lab.compose import ComposeLauncher
 from emulator.lab.launch import Launcher, LiveResult, ProcessLauncher
+from emulator.lab.parallel import simulate_all
 from emulator.lab.run_folder import RunFolder, new_folder, pretty
 from emulator.lab.simulated import MODELLED, SIMULATE, simulated_result, transfer_rows
 from emulator.lab.sites import LauncherName, ShapingName, choose_shaping, make_site
@@ -40,12 +42,16 @@ MakeLauncher = Callable[["Experiment", RunSpec, int, Path, Callable[[Underway], 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """How an experiment is run: where, links shaped by whom, KV checked, links that are not as asked allowed."""
+    """How an experiment is run: where, links shaped by whom, KV checked, links that are not as asked allowed.
+
+    With `check` each live run is simulated too, and the two are compared.
+    """
 
     launcher: LauncherName = "local"
     shaping: ShapingName | None = None
     verify_kv: bool = False
     force: bool = False
+    check: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,7 @@ class Experiment:
     launcher: str
     shaping: str
     folder: Path
+    check: bool = False
 
     def shaping_of(self, run: RunSpec) -> str:
         """How the links of a run are shaped; `none` where no KV crosses a network."""
@@ -82,6 +89,8 @@ def prepare(
     Raises ConfigError or CapacityError for whatever a user has to mend.
     """
     how = how or Conditions()
+    if how.check and how.launcher == SIMULATE:
+        raise ConfigError("--check: compares live runs with their simulation; give a live --launcher, such as local")
     shaping = choose_shaping(how.launcher, how.shaping)
     if how.launcher == SIMULATE:
         topology = msgspec.structs.replace(topology, scale=Scale())
@@ -94,7 +103,8 @@ def prepare(
         )
     granted = granted_memory_bytes(runs[0])
     expected = tuple(0 if how.launcher == SIMULATE else foresee_kv_bytes(run, granted) for run in runs)
-    return Experiment(topology, runs, granted, expected, how.launcher, shaping, new_folder(out, topology.name))
+    folder = new_folder(out, topology.name)
+    return Experiment(topology, runs, granted, expected, how.launcher, shaping, folder, how.check)
 
 
 def granted_memory_bytes(run: RunSpec) -> int:
@@ -200,7 +210,13 @@ def summarize_experiment(
         runs=tuple(result.summary for result in results),
         verdict=judgement.verdicts,
         withheld=judgement.withheld,
+        parity=_parity(experiment, results) if experiment.check else (),
     )
+
+
+def _parity(experiment: Experiment, results: Sequence[RunResult]) -> tuple[RunParity, ...]:
+    simulated = dict(simulate_all(experiment.runs))
+    return tuple(run_parity(result.summary, simulated[n]) for n, result in enumerate(results))
 
 
 def _overall(shapings: Sequence[str]) -> str:
@@ -228,6 +244,9 @@ def _result(experiment: Experiment, run: RunSpec, live: LiveResult) -> tuple[Run
         dropped_frames=sum(node.kv.dropped_frames for node in live.report.nodes),
         lost_nodes=live.report.router.lost_nodes,
         qdisc_drops=sum(node.kv.qdisc_drops for node in live.report.nodes),
+        clock_uncertainty_s=max(
+            live.report.clock_uncertainty_s, *(node.clock_uncertainty_s for node in live.report.nodes)
+        ),
     )
     summary = summarize(
         records,
@@ -241,4 +260,12 @@ def _result(experiment: Experiment, run: RunSpec, live: LiveResult) -> tuple[Run
         seed=run.seed,
         fidelity=fidelity.judge(run, observed),
     )
+    if experiment.shaping_of(run) == "kernel":
+        kv = [node.kv for node in live.report.nodes]
+        counts = msgspec.structs.replace(
+            summary.kv,
+            tcp_retransmits=sum(node.tcp_retransmits for node in kv),
+            qdisc_drops=sum(node.qdisc_drops for node in kv),
+        )
+        summary = msgspec.structs.replace(summary, kv=counts)
     return RunResult(summary=summary, records=records, steps=steps), transfers

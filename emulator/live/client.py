@@ -28,6 +28,7 @@ from emulator.core.recorder import Recorder
 from emulator.live.alarm import Alarm
 from emulator.live.clock import ModelClock
 from emulator.live.control import PeerSocket
+from emulator.live.cpu_time import CpuTime
 from emulator.live.loop_lag import LoopLag
 from emulator.live.reports import NodeReport, ReportCollector, RouterReport, RunReport
 from emulator.live.router import NAME as ROUTER
@@ -73,7 +74,7 @@ class ClientProcess:
 
         Raises DeadlineError after `timeout_s` wall seconds, FidelityError for a link that is not what was asked for.
         """
-        await self._control.join(Hello(NAME, "client", self._secret), timeout_s)
+        self._clock.offset = await self._control.join(Hello(NAME, "client", self._secret), timeout_s)
         self._receiving = asyncio.create_task(self._receive())
         self._receiving.add_done_callback(self._task_ended)
         await self._within(timeout_s, self._assembled, "the cluster was not complete")
@@ -84,10 +85,12 @@ class ClientProcess:
     async def drive(self, report_progress: Callable[[Progress], None]) -> RunReport:
         """Run the whole load, cut it at the drain deadline, stop the cluster and collect its reports."""
         self._lag.start()
+        cpu = CpuTime()
         telling = asyncio.create_task(self._tell(report_progress))
         try:
-            t0_s = time.monotonic() + START_DELAY_S
+            t0_s = self._clock.on_router(time.monotonic() + START_DELAY_S)
             self._clock.begin(t0_s)
+            cpu.start()
             self._send(Begin(t0_s))
             self._rearm()
             deadline_s = self._run.load.duration_s + self._run.load.drain_s
@@ -109,6 +112,8 @@ class ClientProcess:
             records=tuple(self._recorder.records()),
             probes=self._probes,
             loop_lag_s=tuple(lag / self._run.scale.time for lag in self._lag.samples_s),
+            client_cpu_s=cpu.seconds,
+            clock_uncertainty_s=self._clock.offset.uncertainty_s / self._run.scale.time,
             router=self._reports.get(ROUTER, RouterReport),
             nodes=tuple(self._reports.get(node.name, NodeReport) for node in self._run.nodes),
         )

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import time
 
+from emulator.core.clock_offset import ClockOffset
+
 
 class ModelClock:
-    """Model seconds since `t0_s` of the monotonic clock; before `begin` model time stands at 0."""
+    """Model seconds since `t0_s` of the monotonic clock; before `begin` model time stands at 0.
+
+    `offset` tells how far the router's clock is from this process's.
+    """
 
     def __init__(self, scale_time: float) -> None:
         self.scale_time = scale_time
         self.t0_s: float | None = None
+        self.offset = ClockOffset()
 
-    def begin(self, t0_s: float) -> None:
-        """Model time 0 is at `t0_s` of `time.monotonic()`."""
-        self.t0_s = t0_s
+    def begin(self, router_t0_s: float) -> None:
+        """Model time 0 is at `router_t0_s` of the router's monotonic clock."""
+        self.t0_s = router_t0_s - self.offset.seconds
+
+    def on_router(self, here_s: float) -> float:
+        """An instant of this process's monotonic clock on the router's."""
+        return here_s + self.offset.seconds
 
     def now_s(self) -> float:
         """The present, in model seconds."""

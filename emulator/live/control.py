@@ -11,15 +11,28 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import time
+from collections import deque
 from typing import NamedTuple
 
 import zmq
 import zmq.asyncio
 
+from emulator.core.clock_offset import ClockOffset
 from emulator.core.errors import ConfigError, DeadlineError, ProtocolError
-from emulator.core.messages import MAX_MESSAGE_BYTES, Hello, Message, Welcome, decode_to_node, encode
+from emulator.core.messages import (
+    MAX_MESSAGE_BYTES,
+    ClockReading,
+    Hello,
+    Message,
+    ReadClock,
+    Welcome,
+    decode_to_node,
+    encode,
+)
 
 _QUEUE_MESSAGES = 20_000
+_CLOCK_READINGS = 8
 
 
 class CurveKeys(NamedTuple):
@@ -109,21 +122,38 @@ class PeerSocket:
             self._socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
             self._socket.setsockopt(zmq.CURVE_SERVERKEY, router_key.encode("ascii"))
         self._socket.connect(endpoint)
+        self._early: deque[bytes] = deque()
 
-    async def join(self, hello: Hello, timeout_s: float) -> None:
-        """Say hello and wait for the router's welcome; raises DeadlineError after `timeout_s` wall seconds."""
+    async def join(self, hello: Hello, timeout_s: float) -> ClockOffset:
+        """Say hello, wait for the router's welcome and compare clocks: how far the router's is from this one.
+
+        Raises DeadlineError after `timeout_s` wall seconds.
+        """
         self.send(hello)
         try:
-            data = await asyncio.wait_for(self.receive(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                if not isinstance(decode_to_node(await self.receive()), Welcome):
+                    raise ProtocolError(f"{hello.name}: the router's first message was not a welcome")
+                return await self._compare_clocks()
         except TimeoutError:
             raise DeadlineError(f"{hello.name}: the router did not answer within {timeout_s:g} s") from None
-        if not isinstance(decode_to_node(data), Welcome):
-            raise ProtocolError(f"{hello.name}: the router's first message was not a welcome")
 
     async def receive(self) -> bytes:
         """The next message's payload (empty when it is not of one part)."""
+        return self._early.popleft() if self._early else await self._next()
+
+    async def _next(self) -> bytes:
         frames = await self._socket.recv_multipart()
         return frames[0] if len(frames) == 1 else b""
+
+    async def _compare_clocks(self) -> ClockOffset:
+        offset = ClockOffset()
+        for _ in range(_CLOCK_READINGS):
+            self.send(ReadClock(time.monotonic()))
+            while (reading := _as_clock_reading(data := await self._next())) is None:
+                self._early.append(data)
+            offset.add(reading.sent_s, reading.router_s, time.monotonic())
+        return offset
 
     def send(self, message: Message) -> bool:
         """Queue a message for the router; False when it does not keep up."""
@@ -132,6 +162,15 @@ class PeerSocket:
     def close(self, linger_s: float = 0.5) -> None:
         """Close, giving queued messages `linger_s` wall seconds to leave."""
         self._context.destroy(linger=int(linger_s * 1e3))
+
+
+def _as_clock_reading(data: bytes) -> ClockReading | None:
+    """The message, if it is a reading of the router's clock and not one of those that may come between."""
+    try:
+        message = decode_to_node(data)
+    except ProtocolError:
+        return None
+    return message if isinstance(message, ClockReading) else None
 
 
 def _configure(socket: zmq.asyncio.Socket) -> None:

@@ -10,6 +10,7 @@ import msgspec
 
 from emulator.core.deploy import NodeSpec
 from emulator.core.effects import CancelTransmit, CloseTicket, OpenTicket, Transmit
+from emulator.core.errors import ConfigError
 from emulator.core.messages import OpenProbe, ProbeDone, ProbeOpened, SendProbe
 from emulator.core.scaling import Scaling
 from emulator.live.clock import ModelClock
@@ -86,6 +87,22 @@ class KvEnd:
     def endpoint(self) -> str:
         """Where KV for this node goes; empty when it takes none."""
         return self._receiver.endpoint if self._receiver is not None else ""
+
+    def compare_clocks(self) -> None:
+        """The clock has been compared with the router's: stamps on the wire are instants of that one.
+
+        Raises ConfigError where the receiver would have to hold frames for a delay that two clocks measure.
+        """
+        offset_s = self._clock.offset.seconds
+        if self._nic is not None and self._nic.hold_s and not self._nic.shaped_by_kernel and offset_s:
+            raise ConfigError(
+                f"{self._node.name}: a delay cannot be emulated between hosts without the kernel's help, since two "
+                "clocks would measure it; use --shaping kernel, or leave kv_network.delay out"
+            )
+        if self._sender is not None:
+            self._sender.clock_offset_s = offset_s
+        if self._receiver is not None:
+            self._receiver.clock_offset_s = offset_s
 
     def transmit(self, effect: Transmit) -> None:
         """Hand one part of a transfer to the link."""

@@ -2,8 +2,8 @@
 
 The header is a part of its own, and so is each frame, so that the bytes leave from and arrive in buffers of
 their own without a copy. The header carries the times at which the bytes occupied the sender's card, because the
-receiver decides from them, not from its own wake-ups, when its card was busy. They are seconds of the monotonic
-clock, which the processes of one host share.
+receiver decides from them, not from its own wake-ups, when its card was busy. They are seconds of one
+monotonic clock, which the processes of one host share and those of several have compared.
 """
 
 from __future__ import annotations

@@ -92,7 +92,8 @@ class KvReceiver:
     thread once per complete ticket, and `on_error` with every error there (without it they are logged);
     both must be cheap. On a link that is `shaped_elsewhere`, by the kernel, senders cannot know when a frame is on
     the wire: it counts from the arrival of the one before, if that is later than its stamp, and its delay from its
-    own arrival. Raises ConfigError if the address cannot be bound, ValueError for a rate that cannot be.
+    own arrival. `clock_offset_s` is how far the clock of the stamps is ahead of this process's; it may be set before
+    the first frame. Raises ConfigError if the address cannot be bound, ValueError for a rate that cannot be.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class KvReceiver:
         self._gate_s = -math.inf
         self._delay_s = delay_s
         self._jitter_s = jitter_s
+        self.clock_offset_s = 0.0
         self._random = np.random.default_rng(seed)
         self._host_memory_bytes = host_memory_bytes
         self._verify = verify
@@ -253,6 +255,9 @@ class KvReceiver:
             self._drop("malformed")
             return
         now_s = time.monotonic()
+        if self.clock_offset_s:
+            behind_s = self.clock_offset_s
+            header = header._replace(start_s=header.start_s - behind_s, end_s=header.end_s - behind_s)
         if self._shaped_elsewhere:
             header = header._replace(start_s=min(max(header.start_s, self._last_s), now_s), end_s=now_s)
             self._last_s = now_s

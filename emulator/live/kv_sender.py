@@ -76,9 +76,10 @@ class KvSender:
 
     `frame_bytes` defaults to what suits the rate. Where the link is `shaped_elsewhere`, by the kernel, this rate is
     None; give the frames that suit that rate (`frame_bytes_for`), so that little is queued unseen. With `verify` each
-    message carries its CRC-32, which the receiver must expect too. `on_error` is given every error of the
-    thread, on that thread; without it they are logged. All methods may be called from any thread, and all but
-    close() return at once.
+    message carries its CRC-32, which the receiver must expect too. `clock_offset_s`, which may be set before the first
+    send, is added to the stamps: they are instants of a clock that the receiver knows too. `on_error` is given every
+    error of the thread, on that thread; without it they are logged. All methods may be called from any thread, and all
+    but close() return at once.
     Raises ValueError for a rate or a frame size that cannot be.
     """
 
@@ -99,6 +100,7 @@ class KvSender:
         self._shaped = egress_bytes_per_s is not None
         self._unlimited = full_speed(egress_bytes_per_s, self.frame_bytes) and not shaped_elsewhere
         self._message_bytes = self.frame_bytes * (FRAMES_PER_MESSAGE if self._unlimited else 1)
+        self.clock_offset_s = 0.0
         self._verify = verify
         self._on_error = on_error
         self._fill_frames()
@@ -311,7 +313,10 @@ class KvSender:
         """Hand one message to the socket and count it, or mark the destination as blocked."""
         bodies, crc = self._draw(nbytes)
         sent = part.sent
-        header = pack_header(part.ticket, part.offset + sent, part.number, start_s, end_s, nbytes, crc)
+        ahead_s = self.clock_offset_s
+        header = pack_header(
+            part.ticket, part.offset + sent, part.number, start_s + ahead_s, end_s + ahead_s, nbytes, crc
+        )
         send = destination.send
         try:
             send(header, _NOBLOCK_MORE)

@@ -16,6 +16,7 @@ from emulator.core.messages import Begin, Hello, OpenProbe, ProbeDone, SendProbe
 from emulator.core.records import StepRecord
 from emulator.live.clock import ModelClock
 from emulator.live.control import PeerSocket
+from emulator.live.cpu_time import CpuTime
 from emulator.live.device import VirtualDevice
 from emulator.live.kv_end import KvEnd
 from emulator.live.loop_lag import LoopLag
@@ -38,6 +39,7 @@ class NodeProcess:
         self._lag = LoopLag(asyncio.get_running_loop())
         self._control = PeerSocket(task.router_endpoint, node.name, task.router_public_key, insecure=task.insecure)
         self._device = VirtualDevice(asyncio.get_running_loop(), self._step_done, node.name)
+        self._cpu = CpuTime()
         self._steps: list[StepRecord] = []
         self._failure: Exception | None = None
         self._ended = asyncio.Event()
@@ -51,9 +53,14 @@ class NodeProcess:
         return self._kv.endpoint
 
     async def join(self, timeout_s: float) -> None:
-        """Introduce this node to the router; raises DeadlineError without an answer in `timeout_s` wall seconds."""
+        """Introduce this node to the router.
+
+        Raises DeadlineError without an answer in `timeout_s` wall seconds, ConfigError for a link that another host's
+        clock does not allow.
+        """
         hello = Hello(self._node.name, self._node.role, self._secret, self._node.kv_blocks)
-        await self._control.join(hello, timeout_s)
+        self._clock.offset = await self._control.join(hello, timeout_s)
+        self._kv.compare_clocks()
 
     async def serve(self) -> None:
         """Work until the router says stop; then everything is closed, and the report sent."""
@@ -83,8 +90,9 @@ class NodeProcess:
         while True:
             message = decode_to_node(await self._control.receive())
             match message:
-                case Begin(t0_monotonic_s=t0_s):
+                case Begin(t0_s=t0_s):
                     self._clock.begin(t0_s)
+                    self._cpu.start()
                 case Stop():
                     self._ended.set()
                     return
@@ -150,4 +158,6 @@ class NodeProcess:
             kv=kv,
             loop_lag_s=tuple(lag / self._scale_time for lag in self._lag.samples_s),
             preemptions=self._engine.scheduler.num_preemptions,
+            cpu_s=self._cpu.seconds,
+            clock_uncertainty_s=self._clock.offset.uncertainty_s / self._scale_time,
         )

@@ -46,32 +46,46 @@ class KvReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A node's steps, transfers and loop lag (model seconds)."""
+    """A node's steps, transfers and loop lag (model seconds).
+
+    `clock_uncertainty_s`: how far off its clock may be from the router's, model seconds; 0 on the router's host.
+    `cpu_s` are CPU seconds of its process during the run.
+    """
 
     name: str
     steps: tuple[StepRecord, ...]
     kv: KvReport
     loop_lag_s: tuple[float, ...]
     preemptions: int
+    clock_uncertainty_s: float = 0.0
+    cpu_s: float = 0.0
 
 
 class RouterReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The router's loop lag (model seconds), what it ignored or never finished, and whom it lost."""
+    """The router's loop lag (model seconds) and CPU seconds, what it ignored or never finished, and whom it lost."""
 
     loop_lag_s: tuple[float, ...]
     ignored_messages: int
     unended_requests: int
     lost_nodes: tuple[str, ...] = ()
+    cpu_s: float = 0.0
 
 
 class RunReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole run as the client has it in the end; lag in model seconds."""
+    """The whole run as the client has it in the end; lag and the uncertainty of its clock in model seconds."""
 
     records: tuple[Record, ...]
     probes: tuple[Probe, ...]
     loop_lag_s: tuple[float, ...]
     router: RouterReport
     nodes: tuple[NodeReport, ...]
+    clock_uncertainty_s: float = 0.0
+    client_cpu_s: float = 0.0
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds of all processes of the run while it lasted."""
+        return self.client_cpu_s + self.router.cpu_s + sum(node.cpu_s for node in self.nodes)
 
 
 def pieces(name: str, report: msgspec.Struct) -> Iterator[Report]:

@@ -6,14 +6,17 @@ import asyncio
 import contextlib
 import hmac
 import logging
+import time
 
 from emulator.core.errors import ProtocolError
 from emulator.core.messages import (
     Assembled,
     Begin,
+    ClockReading,
     Hello,
     ProbeDone,
     ProbeOpened,
+    ReadClock,
     Report,
     Stop,
     Welcome,
@@ -23,6 +26,7 @@ from emulator.core.probe import Prober, ProbeSend
 from emulator.core.router import Router, Send
 from emulator.live.clock import ModelClock
 from emulator.live.control import CurveKeys, RouterSocket
+from emulator.live.cpu_time import CpuTime
 from emulator.live.loop_lag import LoopLag
 from emulator.live.reports import RouterReport, pieces
 from emulator.live.status import Assignment
@@ -53,6 +57,7 @@ class RouterProcess:
         self._unreported: set[str] = set()
         self._leaving = False
         self._prober: Prober | None = None
+        self._cpu = CpuTime()
         self._ignored = 0
 
     @property
@@ -90,6 +95,7 @@ class RouterProcess:
             ignored_messages=self._ignored + self._router.ignored,
             unended_requests=self._router.live_requests,
             lost_nodes=tuple(self._router.lost_nodes),
+            cpu_s=self._cpu.seconds,
         )
 
     def _step(self, peer: str, data: bytes) -> None:
@@ -104,6 +110,8 @@ class RouterProcess:
             self._join(peer, message)
         elif peer not in self._peers:
             self._ignored += 1
+        elif isinstance(message, ReadClock):
+            self._socket.send(peer, ClockReading(message.sent_s, time.monotonic()))
         elif isinstance(message, ProbeOpened | ProbeDone) and self._prober is not None:
             self._probe(self._prober.handle(message))
             self._prepare()
@@ -143,7 +151,8 @@ class RouterProcess:
 
     def _announce(self, message: Begin | Stop) -> None:
         if isinstance(message, Begin):
-            self._clock.begin(message.t0_monotonic_s)
+            self._clock.begin(message.t0_s)
+            self._cpu.start()
         else:
             self._leaving = True
             self._unreported = self._peers - self._clients

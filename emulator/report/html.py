@@ -16,6 +16,7 @@ from plotly.offline import get_plotlyjs
 from emulator.core.quantities import BitsPerSecond
 from emulator.core.summary import CompareSummary, Distribution, RunResult, RunSummary, Verdict
 from emulator.report.charts import attainment_chart, breakdown_chart, latency_chart
+from emulator.report.parity_table import parity_html
 from emulator.report.table import (
     NO_VERDICT,
     NOTHING,
@@ -86,6 +87,7 @@ def render_html(compare: CompareSummary, results: Sequence[RunResult]) -> str:
             "<h2>Comparison</h2>",
             _table(compare.runs),
             *(f'<p class="warning">{escape(warning)}</p>' for run in compare.runs for warning in warnings(run)),
+            *parity_html(compare.parity),
             *_figures(compare, results),
             "</body></html>",
         )

@@ -60,7 +60,7 @@ def comparison_table(runs: Sequence[RunSummary], *, narrow: bool = False) -> Tab
 
     A `narrow` one leaves out goodput, TPOT and transfers, which the summary has, so that the notes keep their place.
     """
-    table = _table("Comparison (latencies in ms)")
+    table = run_grid("Comparison (latencies in ms)")
     shown = [heading for heading in HEADINGS if not (narrow and heading in LEFT_OUT_WHEN_NARROW)]
     for heading in shown:
         table.add_column(heading, justify="right", no_wrap=True)
@@ -80,20 +80,20 @@ def comparison_table(runs: Sequence[RunSummary], *, narrow: bool = False) -> Tab
         )
         cells = [value for heading, value in zip(HEADINGS, values, strict=True) if heading in shown]
         table.add_row(
-            _folded(run.deployment), *cells, *([Text("\n".join(notes(run)), style="yellow")] if with_notes else [])
+            folded(run.deployment), *cells, *([Text("\n".join(notes(run)), style="yellow")] if with_notes else [])
         )
     return table
 
 
 def breakdown_table(runs: Sequence[RunSummary]) -> Table:
     """Where TTFT goes on average over completed requests; each row adds up to its mean."""
-    table = _table("Mean TTFT, by part (ms)")
+    table = run_grid("Mean TTFT, by part (ms)")
     for heading in ("KV", *(BROKEN_HEADINGS.get(part, PART_NAMES[part]) for part in PARTS), "TTFT"):
         table.add_column(heading, justify="right", no_wrap=True)
     for run in runs:
         parts = (getattr(run.ttft_breakdown_ms, part) for part in PARTS)
         table.add_row(
-            _folded(run.deployment),
+            folded(run.deployment),
             bandwidth_text(run.kv_bandwidth_bps),
             *(ms_text(part) for part in parts),
             ms_text(run.ttft_ms.mean),
@@ -132,13 +132,14 @@ def _verdict_line(verdict: Verdict) -> Text:
     return line
 
 
-def _table(title: str) -> Table:
+def run_grid(title: str) -> Table:
+    """An empty table of runs, its first column the deployment."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title=title, title_justify="left")
     table.add_column("deployment", overflow="fold", min_width=NAME_WIDTH)
     return table
 
 
-def _folded(name: str) -> Text:
+def folded(name: str) -> Text:
     """A deployment's name on lines that break at its hyphens."""
     return Text("\n".join(textwrap.wrap(name, NAME_WIDTH)))
 

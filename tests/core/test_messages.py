@@ -19,6 +19,7 @@ from emulator.core.messages import (
     Abort,
     Assembled,
     Begin,
+    ClockReading,
     Finished,
     Generate,
     Heartbeat,
@@ -33,6 +34,7 @@ from emulator.core.messages import (
     PrefillDone,
     ProbeDone,
     ProbeOpened,
+    ReadClock,
     Rejected,
     Release,
     Report,
@@ -61,6 +63,7 @@ TO_ROUTER: tuple[Message, ...] = (
     Hello("client", "client", "secret"),
     Submit("a", 2_000, 150),
     Abort("a"),
+    ReadClock(3.5),
     PrefillDone("a", TIMES),
     KvReady("a", TIMES),
     Reserved("a", 2**63 - 1, "tcp://127.0.0.1:4711"),
@@ -77,6 +80,7 @@ TO_ROUTER: tuple[Message, ...] = (
 )
 TO_NODE: tuple[Message, ...] = (
     Welcome(),
+    ClockReading(3.5, 1_000.25),
     Begin(12.5),
     Stop(),
     Generate("a", 1, 2),
@@ -90,6 +94,7 @@ TO_NODE: tuple[Message, ...] = (
 )
 TO_CLIENT: tuple[Message, ...] = (
     Welcome(),
+    ClockReading(3.5, 1_000.25),
     Begin(12.5),
     Stop(),
     Tokens(TOKENS),

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
 from emulator.core.errors import ConfigError, DeadlineError
-from emulator.core.messages import Abort, Hello, Welcome, decode_to_router
+from emulator.core.messages import (
+    Abort,
+    ClockReading,
+    Hello,
+    ReadClock,
+    Welcome,
+    decode_to_node,
+    decode_to_router,
+)
 from emulator.live.control import CurveKeys, PeerSocket, RouterSocket
 
 pytestmark = pytest.mark.live
@@ -15,10 +24,22 @@ pytestmark = pytest.mark.live
 HELLO = Hello("decode-0", "decode", "secret")
 
 
+AHEAD_S = 1_000.0
+
+
 async def _answer(router: RouterSocket) -> None:
+    """A router whose clock is ahead, and that has something else to say before its first reading."""
     peer, data = await router.receive()
     assert decode_to_router(data) == HELLO
     assert router.send(peer, Welcome())
+    assert router.send(peer, Abort("early"))
+    while True:
+        _, data = await router.receive()
+        message = decode_to_router(data)
+        if not isinstance(message, ReadClock):
+            assert message == Abort("a")
+            return
+        assert router.send(peer, ClockReading(message.sent_s, time.monotonic() + AHEAD_S))
 
 
 @pytest.mark.parametrize("keys", [None, CurveKeys.new()], ids=["clear", "curve"])
@@ -27,10 +48,11 @@ async def test_a_peer_joins_and_speaks(keys: CurveKeys | None) -> None:
     peer = PeerSocket(router.endpoint, "decode-0", keys.public if keys else "")
     try:
         answering = asyncio.create_task(_answer(router))
-        await peer.join(HELLO, 10)
-        await answering
+        offset = await peer.join(HELLO, 10)
+        assert abs(offset.seconds - AHEAD_S) <= offset.uncertainty_s < 0.1
+        assert decode_to_node(await peer.receive()) == Abort("early")
         assert peer.send(Abort("a"))
-        assert decode_to_router((await router.receive())[1]) == Abort("a")
+        await answering
     finally:
         peer.close(0)
         router.close(0)

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from emulator.core.records import read_records
 from tests.live.lab import PDEMU, SMALL, pdemu
 
 pytestmark = pytest.mark.live
@@ -22,9 +23,13 @@ def _free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def _start(environment: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
+def _start(environment: dict[str, str], *arguments: str, clock_ahead_s: int = 0) -> subprocess.Popen[str]:
+    """A member; with `clock_ahead_s` in a time namespace whose monotonic clock is so far ahead."""
+    elsewhere = ["unshare", "--time", "--monotonic", str(clock_ahead_s)] if clock_ahead_s else []
+    if elsewhere and os.geteuid() != 0:
+        elsewhere += ["--user", "--map-root-user"]
     return subprocess.Popen(
-        [*PDEMU, *arguments],
+        [*elsewhere, *PDEMU, *arguments],
         env={**os.environ, **PLANNED, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -55,6 +60,36 @@ def test_members_started_one_by_one_make_the_run_of_a_launcher(tmp_path: Path, k
         assert (tmp_path / "o" / "1P1D@0.2Gbps" / "records.jsonl").exists()
         for member in members:
             assert member.wait(timeout=20) == 0
+    finally:
+        for member in members:
+            member.kill()
+            member.communicate(timeout=20)
+
+
+@pytest.mark.skipif(not Path("/proc/self/ns/time").exists(), reason="needs time namespaces")
+def test_members_on_hosts_whose_clocks_differ_make_the_same_run(tmp_path: Path) -> None:
+    """Each node's monotonic clock is some hours off, as that of another machine would be."""
+    endpoint = f"127.0.0.1:{_free_port()}"
+    joining = ("--router", endpoint)
+    members = [
+        _start({}, "node", "--name", "decode-0", "--kv-address", "localhost", *joining, clock_ahead_s=20_000),
+        _start({}, "node", "--name", "prefill-0", "--kv-network", "127.0.0.0/8", *joining, clock_ahead_s=5_000),
+        _start({}, "client", "--json", "--out", str(tmp_path / "o"), *joining, clock_ahead_s=9_000),
+        _start({}, "router", "--listen", endpoint),
+    ]
+    try:
+        printed, said = members[2].communicate(timeout=60)
+        assert members[2].returncode == 0, said
+        (run,) = msgspec.json.decode(printed)["runs"]
+        assert run["completed"] == run["requests"] == 15
+        records = read_records((tmp_path / "o" / "1P1D@0.2Gbps" / "records.jsonl").read_bytes())
+        for record in records:
+            instants = (record.sent_s, record.prefill_start_s, record.prefill_end_s, record.kv_end_s, record.finish_s)
+            known = [instant for instant in instants if instant is not None]
+            assert len(known) == 5
+            assert known == sorted(known), "in the order of events, on one clock"
+            assert record.kv_start_s is not None
+            assert known[0] < record.kv_start_s < known[3]
     finally:
         for member in members:
             member.kill()
