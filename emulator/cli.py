@@ -16,7 +16,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from emulator import __version__, cli_member, cli_search, cli_shape, cli_sweep
+from emulator import __version__, cli_member, cli_plan, cli_search, cli_shape, cli_sweep, cli_validate
 from emulator.cli_display import RunDisplay, stdout
 from emulator.cli_options import Traffic, read_topology
 from emulator.core import catalog as catalogs
@@ -178,9 +178,11 @@ def gpus(json: Json = False) -> None:
 
 
 cli_member.register(app)
+cli_plan.register(app)
 cli_search.register(app)
 cli_shape.register(app)
 cli_sweep.register(app)
+cli_validate.register(app)
 
 
 @app.callback(invoke_without_command=True)

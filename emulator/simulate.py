@@ -2,19 +2,36 @@
 
 Nothing sleeps and nothing is random: two simulations of one run are identical. Control messages take no time here, so
 a simulated run shows what the decisions and the link alone would give.
+
+Decode steps that are alike are one event (`exact_steps=False`; see `core.running`): the run is planned ahead, an input
+that comes before its end settles the steps that are over by then. With `exact_steps` every step is an event and every
+token a message. Both give the same records and steps to the last bit of every decision, because they add up the same
+step times in the same order, and because what falls on one instant has an order of its own (`_Event`).
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+import math
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from emulator.core.deploy import RunSpec
-from emulator.core.effects import CancelTransmit, CloseTicket, Effect, OpenTicket, RecordStep, Reply, RunStep, Transmit
+from emulator.core.effects import (
+    CancelTransmit,
+    CloseTicket,
+    Effect,
+    OpenTicket,
+    RecordStep,
+    Reply,
+    RunStep,
+    TokenRun,
+    Transmit,
+)
 from emulator.core.engine import Engine
 from emulator.core.link import FairShareNetwork
 from emulator.core.load import LoadGenerator
@@ -34,13 +51,25 @@ class PartId(NamedTuple):
     part: int
 
 
+_Event = tuple[float, int, int, Callable[[], None]]
+"""When, which turn, in what order it was asked for, and what happens. On one instant first comes what has turn 0, then
+steps end, one node after the other."""
+
+
 @dataclass(slots=True)
 class SimulatedNode:
-    """A node's engine and the KV that it expects and keeps, in bytes by ticket."""
+    """A node's engine and the KV that it expects and keeps, in bytes by ticket; its device's `turn`, from 1 on.
 
+    The device's next event is at `due_s`; any other that still stands in the heap has been overtaken.
+    """
+
+    name: str
     engine: Engine
+    turn: int
+    due_s: float | None = None
     expected: dict[int, int] = field(default_factory=dict)
     received: dict[int, int] = field(default_factory=dict)
+    received_bytes: int = 0
     first_byte_s: dict[int, float] = field(default_factory=dict)
 
 
@@ -55,9 +84,18 @@ class Simulated:
 
 
 class Simulation:
-    """One run in virtual time; `after_event` is called after every event (tests check invariants there)."""
+    """One run in virtual time; `after_event` is called after every event (tests check invariants there).
 
-    def __init__(self, run: RunSpec, *, after_event: Callable[[Simulation], None] | None = None) -> None:
+    Losing nodes needs `exact_steps`: the router does not hear of the tokens of merged steps, and would miscount them.
+    """
+
+    def __init__(
+        self,
+        run: RunSpec,
+        *,
+        exact_steps: bool = True,
+        after_event: Callable[[Simulation], None] | None = None,
+    ) -> None:
         self.run_spec = run
         self.now_s = 0.0
         self.router = Router(run.router)
@@ -65,16 +103,35 @@ class Simulation:
         self.recorder = Recorder()
         self.steps: list[StepRecord] = []
         self._after_event = after_event
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._heap: list[_Event] = []
+        self._sends: deque[Send] = deque()
         self._order = itertools.count()
+        self._turn: float = 0
+        self._due_s = math.inf
+        self._over = False
         tickets = itertools.count(1)
         self.nodes = {
-            node.name: SimulatedNode(Engine(node, new_ticket=partial(next, tickets), kv_endpoint=node.name))
-            for node in run.nodes
+            node.name: SimulatedNode(
+                node.name,
+                Engine(node, new_ticket=partial(next, tickets), kv_endpoint=node.name, merge_steps=not exact_steps),
+                turn,
+            )
+            for turn, node in enumerate(run.nodes, start=1)
         }
         self.network = _network(run)
         self._parts_of: dict[int, list[PartId]] = {}
+        self._receivers: dict[int, SimulatedNode] = {}
         self._peak_retained = 0
+        self._carry_out: dict[type[Effect], Callable[[SimulatedNode, Any], None]] = {
+            Reply: self._reply,
+            RecordStep: self._record_step,
+            TokenRun: self._record_tokens,
+            RunStep: self._run_step,
+            Transmit: self._transmit,
+            CancelTransmit: self._cancel,
+            OpenTicket: self._open,
+            CloseTicket: self._close,
+        }
         for node in run.nodes:
             self.router.join(Hello(node.name, node.role, "", node.kv_blocks), node.block_size, 0.0)
         self.router.join(Hello(CLIENT, "client", ""), 1, 0.0)
@@ -84,10 +141,14 @@ class Simulation:
         deadline_s = self.run_spec.load.duration_s + self.run_spec.load.drain_s
         self._at(TICK_S, self._tick)
         self._schedule_due()
-        while not self._over() and (instant := self._next_s()) is not None and instant <= deadline_s:
+        self._over = self.generator.over()
+        while not self._over and (instant := self._next_s()) is not None and instant <= deadline_s:
             self._advance_to(instant)
         if self.generator.outstanding:
-            self._cut(deadline_s)
+            self.now_s = max(self.now_s, deadline_s)
+        self._tell_merged_steps()
+        if self.generator.outstanding:
+            self._cut()
         return Simulated(
             records=self.recorder.records(),
             steps=self.steps,
@@ -105,30 +166,44 @@ class Simulation:
 
     # --- events -----------------------------------------------------------------------------------------------
 
-    def _over(self) -> bool:
-        return self.generator.exhausted() and not self.generator.outstanding
-
-    def _at(self, at_s: float, event: Callable[[], None]) -> None:
-        heapq.heappush(self._heap, (at_s, next(self._order), event))
+    def _at(self, at_s: float, happen: Callable[[], None], *, turn: int = 0) -> None:
+        heapq.heappush(self._heap, (at_s, turn, next(self._order), happen))
 
     def _next_s(self) -> float | None:
-        instants = [self._heap[0][0]] if self._heap else []
-        if (network_s := self.network.next_event_s()) is not None:
-            instants.append(network_s)
-        return min(instants, default=None)
+        network_s = self.network.next_event_s()
+        if not self._heap:
+            return network_s
+        heap_s = self._heap[0][0]
+        return heap_s if network_s is None or heap_s < network_s else network_s
 
     def _advance_to(self, instant: float) -> None:
-        self.now_s = max(self.now_s, instant)
-        for delivery in self.network.advance(self.now_s):
-            assert isinstance(delivery.transfer_id, PartId)
-            self._delivered(delivery.transfer_id, delivery.start_s, delivery.nbytes)
-        while self._heap and self._heap[0][0] <= self.now_s:
-            heapq.heappop(self._heap)[2]()
+        if instant > self.now_s:
+            self.now_s, self._turn = instant, 0
+        network_s = self.network.next_event_s()
+        if network_s is not None and network_s <= self.now_s:
+            for delivery in self.network.advance(self.now_s):
+                assert isinstance(delivery.transfer_id, PartId)
+                self._delivered(delivery.transfer_id, delivery.start_s, delivery.nbytes)
+        self._deliver_sends()
+        heap = self._heap
+        while heap and heap[0][0] <= self.now_s:
+            _, turn, _, happen = heapq.heappop(heap)
+            self._turn = max(self._turn, turn)
+            happen()
+            if self._sends:
+                self._deliver_sends()
+        self._turn = math.inf
         if self._after_event is not None:
             self._after_event(self)
 
-    def _cut(self, deadline_s: float) -> None:
-        self.now_s = max(self.now_s, deadline_s)
+    def _tell_merged_steps(self) -> None:
+        """What merged steps have brought by the end of the run."""
+        self._turn = math.inf
+        for node in self.nodes.values():
+            self._settle(node)
+            self._apply(node, node.engine.cut())
+
+    def _cut(self) -> None:
         self.recorder.cut(self.now_s)
         for request_id in list(self.generator.outstanding):
             self._to_router(CLIENT, Abort(request_id))
@@ -136,16 +211,19 @@ class Simulation:
 
     def _tick(self) -> None:
         for node in self.nodes.values():
+            self._settle(node)
             self._apply(node, node.engine.tick(self.now_s))
         self._route(self.router.tick(self.now_s))
         self._at(self.now_s + TICK_S, self._tick)
 
     def _schedule_due(self) -> None:
         due_s = self.generator.next_due_s()
-        if due_s is not None:
+        if due_s is not None and due_s < self._due_s:
+            self._due_s = due_s
             self._at(due_s, self._due)
 
     def _due(self) -> None:
+        self._due_s = math.inf
         for request in self.generator.due(self.now_s):
             self.recorder.sent(request, self.now_s)
             self._to_router(CLIENT, Submit(request.request_id, request.prompt_tokens, request.max_tokens))
@@ -157,12 +235,16 @@ class Simulation:
         self._route(self.router.handle(peer, message, self.now_s))
 
     def _route(self, sends: Iterable[Send]) -> None:
-        for send in sends:
-            self._at(self.now_s, partial(self._deliver, send))
+        self._sends.extend(sends)
+
+    def _deliver_sends(self) -> None:
+        while self._sends:
+            self._deliver(self._sends.popleft())
 
     def _deliver(self, send: Send) -> None:
         node = self.nodes.get(send.peer)
         if node is not None:
+            self._settle(node)
             self._apply(node, node.engine.handle(send.message, self.now_s))  # type: ignore[arg-type]
             return
         if isinstance(send.message, Tokens):
@@ -170,48 +252,78 @@ class Simulation:
         elif isinstance(send.message, Finished):
             self.recorder.finished(send.message, self.now_s)
             self.generator.finished(send.message.request_id, self.now_s)
+            self._over = self.generator.over()
             self._schedule_due()
 
-    # --- effects ----------------------------------------------------------------------------------------------
+    # --- nodes ------------------------------------------------------------------------------------------------
+
+    def _settle(self, node: SimulatedNode) -> None:
+        """Bring a node to the present before an input: steps that end now count if their turn is over."""
+        node.engine.settle(self.now_s, inclusive=node.turn <= self._turn)
+
+    def _step_done(self, node: SimulatedNode, due_s: float) -> None:
+        if node.due_s == due_s:
+            node.due_s = None
+            self._apply(node, node.engine.step_done(due_s))
 
     def _apply(self, node: SimulatedNode, effects: Iterable[Effect]) -> None:
-        name = node.engine.node.name
         for effect in effects:
-            match effect:
-                case Reply(message=message):
-                    self._to_router(name, message)  # type: ignore[arg-type]
-                case RunStep(start_s=start_s, planned_s=planned_s):
-                    self._at(start_s + planned_s, partial(self._step_done, node))
-                case RecordStep(record=record):
-                    self.steps.append(record)
-                case Transmit(ticket=ticket, endpoint=endpoint, nbytes=nbytes):
-                    parts = self._parts_of.setdefault(ticket, [])
-                    parts.append(PartId(ticket, len(parts)))
-                    self.network.start(parts[-1], name, endpoint, nbytes, self.now_s)
-                case CancelTransmit(ticket=ticket):
-                    for part in self._parts_of.pop(ticket, []):
-                        self.network.cancel(part, self.now_s)
-                case OpenTicket(ticket=ticket, nbytes=nbytes):
-                    node.expected[ticket] = nbytes
-                case CloseTicket(ticket=ticket):
-                    node.expected.pop(ticket, None)
-                    node.received.pop(ticket, None)
-                    node.first_byte_s.pop(ticket, None)
+            self._carry_out[type(effect)](node, effect)
+        self._await_step(node)
 
-    def _step_done(self, node: SimulatedNode) -> None:
-        self._apply(node, node.engine.step_done(self.now_s))
+    def _await_step(self, node: SimulatedNode) -> None:
+        due_s = node.engine.busy_until_s
+        if due_s is not None and due_s != node.due_s:
+            node.due_s = due_s
+            self._at(due_s, partial(self._step_done, node, due_s), turn=node.turn)
+
+    def _reply(self, node: SimulatedNode, effect: Reply) -> None:
+        self._to_router(node.name, effect.message)  # type: ignore[arg-type]
+
+    def _record_step(self, _: SimulatedNode, effect: RecordStep) -> None:
+        self.steps.append(effect.record)
+
+    def _record_tokens(self, _: SimulatedNode, effect: TokenRun) -> None:
+        self.recorder.token_run(effect)
+
+    def _run_step(self, node: SimulatedNode, effect: RunStep) -> None:
+        """Nothing: `_await_step` knows until when the device is busy."""
+
+    # --- KV ---------------------------------------------------------------------------------------------------
+
+    def _transmit(self, node: SimulatedNode, effect: Transmit) -> None:
+        parts = self._parts_of.setdefault(effect.ticket, [])
+        parts.append(PartId(effect.ticket, len(parts)))
+        self.network.start(parts[-1], node.name, effect.endpoint, effect.nbytes, self.now_s)
+
+    def _cancel(self, _: SimulatedNode, effect: CancelTransmit) -> None:
+        for part in self._parts_of.pop(effect.ticket, []):
+            self.network.cancel(part, self.now_s)
+
+    def _open(self, node: SimulatedNode, effect: OpenTicket) -> None:
+        node.expected[effect.ticket] = effect.nbytes
+        self._receivers[effect.ticket] = node
+
+    def _close(self, node: SimulatedNode, effect: CloseTicket) -> None:
+        ticket = effect.ticket
+        self._receivers.pop(ticket, None)
+        node.expected.pop(ticket, None)
+        node.received_bytes -= node.received.pop(ticket, 0)
+        node.first_byte_s.pop(ticket, None)
 
     def _delivered(self, part_id: PartId, start_s: float, nbytes: int) -> None:
         ticket, part = part_id
-        node = next((n for n in self.nodes.values() if ticket in n.expected), None)
-        if node is None:
+        node = self._receivers.get(ticket)
+        if node is None or node.name not in self.nodes:
             return
         if part == 0:
             node.first_byte_s[ticket] = start_s
         node.received[ticket] = node.received.get(ticket, 0) + nbytes
-        self._peak_retained = max(self._peak_retained, sum(node.received.values()))
+        node.received_bytes += nbytes
+        self._peak_retained = max(self._peak_retained, node.received_bytes)
         if node.received[ticket] == node.expected[ticket]:
             first_byte_s = node.first_byte_s.pop(ticket)
+            self._settle(node)
             effects = node.engine.kv_arrived(ticket, node.received[ticket], first_byte_s, self.now_s, self.now_s)
             self._apply(node, effects)
 
@@ -230,6 +342,6 @@ def _network(run: RunSpec) -> FairShareNetwork:
     )
 
 
-def simulate(run: RunSpec) -> Simulated:
-    """Run in virtual time what `run` describes."""
-    return Simulation(run).run()
+def simulate(run: RunSpec, *, exact_steps: bool = False) -> Simulated:
+    """Run in virtual time what `run` describes; `exact_steps`: one row for every step, instead of runs of them."""
+    return Simulation(run, exact_steps=exact_steps).run()

@@ -254,7 +254,7 @@ def _batches(policy: Policy) -> list[tuple[float, str, int, int]]:
             request("short", at_s=0.020, prompt_tokens=30, max_tokens=2),
         ]
     )
-    return _table(simulate(run_spec([node], load)).steps)
+    return _table(simulate(run_spec([node], load), exact_steps=True).steps)
 
 
 def test_prefill_first_runs_whole_prompts_alone_while_decodes_wait() -> None:

@@ -1,12 +1,52 @@
-"""Choosing `scale.time` for a machine: the smallest that leaves half of what it can carry idle."""
+"""Choosing `scale.time` for a machine: the smallest that leaves half of what it can carry idle.
+
+Two things can be short: what one KV link carries, and CPU time. What a run needs of each at its busiest is known from
+its links and from a simulation of it; what the machine has is measured.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 from emulator.core.deploy import RunSpec
+from emulator.core.records import Record, StepRecord, expand_steps
 
 IDLE_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """What a machine carries: one unshaped link between two processes in bits per second, and its cores.
+
+    And what a run costs it, in CPU seconds of all its processes: each byte on a link, each step of a node, and each
+    token that such a step brings.
+    """
+
+    link_bps: float
+    cores: int
+    byte_cpu_s: float
+    step_cpu_s: float
+    token_cpu_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What a run asks at `scale.time` 1: all its links at once, and the cores that its busiest second needs."""
+
+    link_bps: float
+    cpu: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The smallest whole `scale.time`, and which of the two decides (none at 1)."""
+
+    scale_time: int
+    limit: str = ""
 
 
 def peak_payload_bps(run: RunSpec) -> float:
@@ -21,7 +61,32 @@ def peak_payload_bps(run: RunSpec) -> float:
     return min(sent, taken_in) / run.scale.bytes
 
 
-def scale_time_for(run: RunSpec, capacity_bps: float) -> int:
-    """The smallest whole `scale.time` at which the run's links need at most half of `capacity_bps`, what this machine
-    carries between two processes, unshaped."""
-    return max(1, math.ceil(peak_payload_bps(run) / (capacity_bps * (1 - IDLE_SHARE))))
+def demand(run: RunSpec, records: Sequence[Record], steps: Iterable[StepRecord], capacity: Capacity) -> Demand:
+    """What a run asks of a machine, by a simulation's records and steps; KV counts when it has arrived."""
+    busiest = _busiest_s(
+        [(step.start_s, capacity.step_cpu_s) for step in expand_steps(steps)]
+        + [(float(at_s), capacity.token_cpu_s) for record in records for at_s in record.times()]
+        + [(r.kv_end_s, r.kv_bytes / run.scale.bytes * capacity.byte_cpu_s) for r in records if r.kv_end_s is not None]
+    )
+    return Demand(link_bps=peak_payload_bps(run), cpu=busiest)
+
+
+def choose(demands: Iterable[Demand], capacity: Capacity) -> Choice:
+    """The smallest whole `scale.time` at which every demand leaves half of the machine idle."""
+    found = Choice(scale_time=1)
+    for wanted in demands:
+        for limit, needed in (
+            ("links", wanted.link_bps / (capacity.link_bps * (1 - IDLE_SHARE))),
+            ("CPU", wanted.cpu / (capacity.cores * (1 - IDLE_SHARE))),
+        ):
+            if math.ceil(needed) > found.scale_time:
+                found = Choice(scale_time=math.ceil(needed), limit=limit)
+    return found
+
+
+def _busiest_s(costs: Sequence[tuple[float, float]]) -> float:
+    """The largest sum of costs within one second of the clock."""
+    if not costs:
+        return 0.0
+    at_s, cpu_s = np.array(costs, dtype=np.float64).T
+    return float(np.bincount(np.maximum(at_s, 0.0).astype(np.int64), weights=cpu_s).max())

@@ -7,6 +7,7 @@ simulations with thousands of runs, so they precompute and use no arrays.
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -14,7 +15,7 @@ import msgspec
 
 from emulator.core import roofline
 from emulator.core.errors import CapacityError, ConfigError
-from emulator.core.hardware import FP16_BYTES, CostName, FittedProfile, Gpu, Model
+from emulator.core.hardware import FP16_BYTES, CostName, DecodeFit, FittedProfile, Gpu, Model
 
 Bound = Literal["compute", "memory", "communication", "overhead"]
 
@@ -77,6 +78,35 @@ class RooflineCost(
             return 0.0
         return roofline.total_s(self._parts(shape))
 
+    def decode_steps_s(self, batch: int, context_sum: int, most: int) -> list[float]:
+        """Seconds of up to `most` decode steps of `batch` sequences in a row, as `step_s` has them to the last bit.
+
+        The first attends to `context_sum` tokens, each further one to `batch` more, so while either arithmetic or
+        memory decides attention, times rise by equal amounts; the list ends where that changes, and has at least one.
+        """
+        linear, elementwise, communication, overhead = self._beside_attention(batch)
+        per_token, kv = self._rates.decode_attention_per_token, self._rates.kv_per_token
+        contexts = range(context_sum, context_sum + most * batch, batch)
+        if per_token <= kv:
+            return [linear + kv * (n + batch) + elementwise + communication + overhead for n in contexts]
+        if per_token * context_sum <= kv * (context_sum + batch):
+            # Arithmetic is the larger from kv × batch / (per_token − kv) tokens on.
+            contexts = contexts[: max(1, math.ceil((kv * batch / (per_token - kv) - context_sum) / batch))]
+        attention = [max(per_token * n, kv * (n + batch)) for n in contexts]
+        return [linear + seconds + elementwise + communication + overhead for seconds in attention]
+
+    def _beside_attention(self, batch: int) -> tuple[float, float, float, float]:
+        """Seconds of a decode step's linear layers, element-wise kernels, communication and overhead."""
+        found = self._decode_parts.get(batch)
+        if found is None:
+            step = self._parts(StepShape((), batch, 0))
+            found = self._decode_parts[batch] = (step.linear, step.elementwise, step.communication, step.overhead)
+        return found
+
+    @cached_property
+    def _decode_parts(self) -> dict[int, tuple[float, float, float, float]]:
+        return {}
+
     def bound(self, shape: StepShape) -> Bound:
         """What takes most of the step's time."""
         step = self._parts(shape)
@@ -100,23 +130,41 @@ class FittedCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     what each decode adds beyond the weights, its KV and its row in the batch, is added in full. Check: Llama-3.1-8B
     on H100, 8 decodes beside 2,048 prompt tokens gives 44.3 ms where vLLM measured 45.3 (the source does not state
     its chunk size; 2,048 is assumed).
+
+    A profile's `step_overhead` becomes part of its terms here.
     """
 
     profile: FittedProfile
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "profile", self.profile.with_overhead_inside())
 
     def step_s(self, shape: StepShape) -> float:
         """Seconds of one step; 0 for a step without work."""
         ms = self._prefill_ms(shape.chunks) if shape.chunks else 0.0
         batch = shape.decode_batch
         if batch:
-            profile = self.profile
-            fit = profile.decode
-            if profile.large_batch_from is not None and batch >= profile.large_batch_from:
-                assert profile.decode_large is not None
-                fit = profile.decode_large
+            fit = self._decode_fit(batch)
             base_ms = (ms**MIXED_NORM + fit.base_ms**MIXED_NORM) ** (1 / MIXED_NORM) if shape.chunks else fit.base_ms
             ms = base_ms + fit.per_context_token_ms * shape.decode_context_sum + fit.per_sequence_ms * batch
         return ms * 1e-3
+
+    def decode_steps_s(self, batch: int, context_sum: int, most: int) -> list[float]:
+        """Seconds of `most` decode steps of `batch` sequences in a row, as `step_s` has them to the last bit.
+
+        The first attends to `context_sum` tokens, each further one to `batch` more, so times rise by equal amounts.
+        """
+        fit = self._decode_fit(batch)
+        base_ms, per_token_ms, rows_ms = fit.base_ms, fit.per_context_token_ms, fit.per_sequence_ms * batch
+        contexts = range(context_sum, context_sum + most * batch, batch)
+        return [(base_ms + per_token_ms * n + rows_ms) * 1e-3 for n in contexts]
+
+    def _decode_fit(self, batch: int) -> DecodeFit:
+        profile = self.profile
+        if profile.large_batch_from is not None and batch >= profile.large_batch_from:
+            assert profile.decode_large is not None
+            return profile.decode_large
+        return profile.decode
 
     def _prefill_ms(self, chunks: tuple[Chunk, ...]) -> float:
         tokens = squares = 0

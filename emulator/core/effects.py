@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from emulator.core.cost import StepShape
 from emulator.core.messages import Message
-from emulator.core.records import StepRecord
+from emulator.core.records import StepRecord, TimeRun
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True, gc=False):
     """Send this message to the router."""
 
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
-class RunStep:
+class RunStep(msgspec.Struct, frozen=True, gc=False):
     """Run a step on the device from `start_s` for `planned_s` model seconds, then call `step_done`."""
 
     start_s: float
@@ -25,15 +23,21 @@ class RunStep:
     shape: StepShape
 
 
-@dataclass(frozen=True, slots=True)
-class RecordStep:
-    """A step has ended."""
+class RecordStep(msgspec.Struct, frozen=True, gc=False):
+    """A step has ended, or several alike one after the other."""
 
     record: StepRecord
 
 
-@dataclass(frozen=True, slots=True)
-class Transmit:
+class TokenRun(msgspec.Struct, frozen=True, gc=False):
+    """A request got `tokens` tokens, one at each of these instants (in place of a message for every step)."""
+
+    request_id: str
+    times: list[float | TimeRun]
+    tokens: int
+
+
+class Transmit(msgspec.Struct, frozen=True, gc=False):
     """Hand bytes `offset` … `offset + nbytes` of a request's KV (of `total` bytes) to the link."""
 
     request_id: str
@@ -44,15 +48,13 @@ class Transmit:
     total: int
 
 
-@dataclass(frozen=True, slots=True)
-class CancelTransmit:
+class CancelTransmit(msgspec.Struct, frozen=True, gc=False):
     """Forget what has not left yet under this ticket."""
 
     ticket: int
 
 
-@dataclass(frozen=True, slots=True)
-class OpenTicket:
+class OpenTicket(msgspec.Struct, frozen=True, gc=False):
     """Exactly `nbytes` KV bytes of a request may arrive under this ticket."""
 
     request_id: str
@@ -60,11 +62,10 @@ class OpenTicket:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class CloseTicket:
+class CloseTicket(msgspec.Struct, frozen=True, gc=False):
     """The ticket is dead and the KV received under it may be dropped."""
 
     ticket: int
 
 
-Effect = Reply | RunStep | RecordStep | Transmit | CancelTransmit | OpenTicket | CloseTicket
+Effect = Reply | RunStep | RecordStep | TokenRun | Transmit | CancelTransmit | OpenTicket | CloseTicket

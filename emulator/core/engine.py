@@ -31,11 +31,16 @@ from emulator.core.messages import (
     ToNode,
 )
 from emulator.core.outgoing import Outgoing
-from emulator.core.records import RequestTimes, StepRecord
+from emulator.core.records import RequestTimes
+from emulator.core.running import Running
 from emulator.core.scheduler import Scheduler, SchedulerConfig, Sequence, Status, Step
+from emulator.core.token_runs import TokenRuns
+
+MOST_MERGED_STEPS = 64
+"""How far merged steps are planned at a time: most are overtaken by a change of the batch long before."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Life:
     """A sequence with the instants of its prefill on this node, model seconds; none where its KV was received."""
 
@@ -56,19 +61,16 @@ class Life:
         )
 
 
-@dataclass(slots=True)
-class Running:
-    """The step that the device runs."""
-
-    step: Step
-    start_s: float
-    planned_s: float
-
-
 class Engine:
-    """The engine of one node. All instants are model seconds; `new_ticket` and `kv_endpoint` serve a KV receiver."""
+    """The engine of one node. All instants are model seconds; `new_ticket` and `kv_endpoint` serve a KV receiver.
 
-    def __init__(self, node: NodeSpec, *, new_ticket: Callable[[], int], kv_endpoint: str = "") -> None:
+    With `merge_steps` (for simulations) decode steps that are alike run as one: `busy_until_s` is when the last of them
+    ends, `step_done` is called once for all, `settle` before any other input, and their tokens are a `TokenRun`.
+    """
+
+    def __init__(
+        self, node: NodeSpec, *, new_ticket: Callable[[], int], kv_endpoint: str = "", merge_steps: bool = False
+    ) -> None:
         self.node = node
         self.pool = KvPool(node.kv_blocks, node.block_size)
         limits = SchedulerConfig(node.policy, node.max_num_batched_tokens, node.max_num_seqs)
@@ -83,6 +85,8 @@ class Engine:
         )
         self._lives: dict[str, Life] = {}
         self._running: Running | None = None
+        self._merge_steps = merge_steps
+        self._token_runs = TokenRuns()
         self._heard_s = 0.0
 
     @property
@@ -107,21 +111,48 @@ class Engine:
                 effects += self._drop(request_id)
         return effects + self._advance(now_s)
 
+    @property
+    def busy_until_s(self) -> float | None:
+        """When the step (or the steps alike) that the device runs is to end; None when it has nothing to do."""
+        return self._running.bounds_s[-1] if self._running is not None else None
+
+    def settle(self, now_s: float, *, inclusive: bool) -> None:
+        """Of merged steps, count those that have ended before `now_s`, or (`inclusive`) at it."""
+        running = self._running
+        if running is None or len(running.planned_s) == 1:
+            return
+        running.settled = running.ended(now_s, inclusive=inclusive)
+        if running.settled >= running.slack:
+            self._apply_settled(running)
+
     def step_done(self, end_s: float) -> list[Effect]:
         """The device has finished its step at `end_s`. The next starts where it was to end: lateness never adds up."""
         running = self._running
         assert running is not None, "a step ended that was never started"
         self._running = None
-        planned_end_s = running.start_s + running.planned_s
-        effects: list[Effect] = [RecordStep(self._step_record(running, end_s))]
-        result = self.scheduler.complete(running.step)
+        result = self.scheduler.complete(running.step, len(running.planned_s) - running.applied)
+        effects: list[Effect] = [RecordStep(running.record(self.node.name, self.pool.used_blocks, end_s))]
         for sequence, _ in running.step.chunks:
             if sequence.hand_over and not sequence.ended:
-                effects += self.outgoing.computed(sequence.request_id, sequence.computed, planned_end_s)
+                effects += self.outgoing.computed(sequence.request_id, sequence.computed, running.end_s)
         for sequence in result.prefilled:
-            effects += self._prefilled(sequence, planned_end_s)
-        effects += self._emit(s for s in result.tokens if not s.hand_over)
-        return effects + self._advance(planned_end_s)
+            effects += self._prefilled(sequence, running.end_s)
+        if self._merge_steps and running.step.decodes:
+            self._token_runs.add(running.tell(len(running.planned_s)))
+        news = result.prefilled if self._merge_steps else result.tokens
+        effects += self._emit([s for s in news if not s.hand_over], [s for s in result.full if not s.hand_over])
+        return effects + self._advance(running.end_s)
+
+    def cut(self) -> list[Effect]:
+        """The run is over: what the merged steps that are settled have brought."""
+        running = self._running
+        effects: list[Effect] = []
+        if running is not None and running.settled:
+            self._note_settled(running)
+            running.shorten(0)
+            effects.append(RecordStep(running.record(self.node.name, self.pool.used_blocks, running.end_s)))
+            self._running = None
+        return [*effects, *self._token_runs.tell_all()]
 
     def kv_arrived(self, ticket: int, nbytes: int, start_s: float, end_s: float, now_s: float) -> list[Effect]:
         """All KV under a ticket is here: first byte on the wire at `start_s`, last byte counted at `end_s`."""
@@ -130,9 +161,10 @@ class Engine:
             return [CloseTicket(ticket)]
         sequence = Sequence(request.request_id, request.prompt_tokens, request.max_tokens, generated=1)
         self._lives[request.request_id] = Life(sequence)
+        self._close_ranks()
         self.scheduler.add_with_kv(sequence)
         times = RequestTimes(kv_start_s=start_s, kv_end_s=end_s, kv_bytes=nbytes)
-        effects = self._emit([sequence], times)
+        effects = self._emit([sequence], [sequence] if sequence.max_tokens <= 1 else [], times)
         effects.append(Reply(KvReceived(request.request_id, times)))
         return effects + self._advance(now_s)
 
@@ -161,6 +193,7 @@ class Engine:
         self._lives[message.request_id] = Life(sequence, queued_s=now_s)
         if hand_over:
             self.outgoing.expect(message.request_id, message.prompt_tokens)
+        self._close_ranks()
         self.scheduler.add(sequence)
         return []
 
@@ -172,17 +205,18 @@ class Engine:
 
     def _refusal(self, message: Generate | Prefill | Reserve, tokens_here: int) -> list[Effect]:
         """A Rejected for a request that can never be served here, or nothing."""
-        total = message.prompt_tokens + message.max_tokens
-        what = f"prompt of {message.prompt_tokens} and {message.max_tokens} output tokens"
-        reason = ""
-        if min(message.prompt_tokens, message.max_tokens) < 1:
-            reason = f"{what}: both must be at least 1"
-        elif total > self.node.max_model_len:
-            reason = f"{what} exceed the context of {self.node.max_model_len} tokens"
+        prompt, output = message.prompt_tokens, message.max_tokens
+        problem = ""
+        if prompt < 1 or output < 1:
+            problem = ": both must be at least 1"
+        elif prompt + output > self.node.max_model_len:
+            problem = f" exceed the context of {self.node.max_model_len} tokens"
         elif self.pool.blocks_for(tokens_here) > self.pool.num_blocks:
             room = self.pool.num_blocks * self.pool.block_size
-            reason = f"{what} need KV for {tokens_here} tokens, {self.node.name} has room for {room}"
-        return [Reply(Rejected(message.request_id, reason))] if reason else []
+            problem = f" need KV for {tokens_here} tokens, {self.node.name} has room for {room}"
+        if not problem:
+            return []
+        return [Reply(Rejected(message.request_id, f"prompt of {prompt} and {output} output tokens{problem}"))]
 
     def _send_kv(self, message: SendKv, now_s: float) -> list[Effect]:
         effects = self.outgoing.ticket(message.request_id, message.ticket, message.endpoint, now_s)
@@ -201,65 +235,104 @@ class Engine:
         times = life.times().merged(RequestTimes(kv_ready_s=self.outgoing.ready_s(sequence.request_id)))
         return [Reply(PrefillDone(sequence.request_id, times))]
 
-    def _emit(self, sequences: Iterable[Sequence], times: RequestTimes | None = None) -> list[Effect]:
-        """One message for the new tokens of a step; sequences that reached their length end with it."""
-        tokens: list[TokenCount] = []
+    def _emit(
+        self, sequences: Iterable[Sequence], full: Iterable[Sequence], times: RequestTimes | None = None
+    ) -> list[Effect]:
+        """One message for a token of each sequence and for those that are `full`: they end with it."""
+        tokens = tuple([TokenCount(sequence.request_id, 1) for sequence in sequences])
+        told: list[Effect] = []
         finished: list[NodeFinish] = []
         effects: list[Effect] = []
-        for sequence in sequences:
-            tokens.append(TokenCount(sequence.request_id, 1))
-            if sequence.generated >= sequence.max_tokens:
-                known = self._lives.pop(sequence.request_id).times()
-                finished.append(NodeFinish(sequence.request_id, "length", known.merged(times or RequestTimes())))
-                self.scheduler.remove(sequence, Status.FINISHED_LENGTH)
-                effects += self.incoming.drop(sequence.request_id)
-        if tokens:
-            effects.insert(0, Reply(StepTokens(tuple(tokens), tuple(finished))))
-        return effects
+        for sequence in full:
+            known = self._lives.pop(sequence.request_id).times()
+            finished.append(NodeFinish(sequence.request_id, "length", known.merged(times) if times else known))
+            told += self._token_runs.tell(sequence)
+            self.scheduler.remove(sequence, Status.FINISHED_LENGTH)
+            effects += self.incoming.drop(sequence.request_id)
+        if tokens or finished:
+            return [*told, Reply(StepTokens(tokens, tuple(finished))), *effects]
+        return []
 
     def _drop(self, request_id: str) -> list[Effect]:
-        life = self._lives.pop(request_id, None)
+        self._close_ranks()
         effects = self.outgoing.drop(request_id) + self.incoming.drop(request_id)
+        life = self._lives.pop(request_id, None)
         if life is not None:
+            if self._running is not None:
+                self._note_settled(self._running)
+            effects += self._token_runs.tell(life.sequence)
             self.scheduler.remove(life.sequence, Status.FINISHED_ABORTED)
         return effects
 
     def _advance(self, now_s: float) -> list[Effect]:
         """Keep the device busy; memory that running and preempted sequences do not need goes to KV yet to come."""
-        effects = self._start_step(now_s) if self._running is None else []
-        if not self.scheduler.preempted_waiting:
-            effects += self.incoming.grant()
+        effects: list[Effect] = []
+        step = self._plan_step(now_s, effects) if self._running is None else None
+        if self.incoming.waiting and not self.scheduler.preempted_waiting:
+            granted = self.incoming.grant()
+            if granted and step is None:
+                self._keep_within_memory()
+            effects += granted
+        if step is not None:
+            if self._merge_steps and step.decodes:
+                effects += self._token_runs.follow(step.decodes)
+            effects.append(self._start(step, now_s))
         return effects
 
-    def _start_step(self, now_s: float) -> list[Effect]:
-        effects: list[Effect] = []
+    def _plan_step(self, now_s: float, effects: list[Effect]) -> Step | None:
         step = self.scheduler.next_step()
         for victim in self.scheduler.preempted:
+            effects += self._token_runs.tell(victim)
             effects += self.incoming.forget(victim.request_id)
         if step is None:
-            return effects
+            return None
         for sequence, _ in step.chunks:
             life = self._lives[sequence.request_id]
             if life.prefill_start_s is None and life.prefills_here:
                 life.prefill_start_s = now_s
-        shape = step.shape()
-        planned_s = self.node.cost.step_s(shape)
-        self._running = Running(step, now_s, planned_s)
-        return [*effects, RunStep(now_s, planned_s, shape)]
+        return step
 
-    def _step_record(self, running: Running, end_s: float) -> StepRecord:
-        step = running.step
-        return StepRecord(
-            node=self.node.name,
-            kind=step.kind,
-            start_s=running.start_s,
-            end_s=end_s,
-            planned_s=running.planned_s,
-            prefill_tokens=step.prefill_tokens,
-            decode_batch=len(step.decodes),
-            requests=len(step.decodes) + len(step.chunks),
-            kv_blocks_used=self.pool.used_blocks,
-        )
+    def _start(self, step: Step, now_s: float) -> RunStep:
+        shape, cost = step.shape(), self.node.cost
+        if self._merges(step):
+            most, slack = min(self.scheduler.repeats(step), MOST_MERGED_STEPS), self.scheduler.slack(step)
+            if most > slack:
+                most = self.scheduler.room(step, most)
+            planned_s = cost.decode_steps_s(shape.decode_batch, shape.decode_context_sum, most)
+            self._running = Running(step, now_s, planned_s, slack)
+        else:
+            planned_s = [cost.step_s(shape)]
+            self._running = Running(step, now_s, planned_s, slack=1)
+        return RunStep(now_s, planned_s[0], shape)
+
+    # --- merged steps -----------------------------------------------------------------------------------------
+
+    def _merges(self, step: Step) -> bool:
+        return self._merge_steps and not step.chunks
+
+    def _apply_settled(self, running: Running) -> None:
+        if running.settled > running.applied:
+            self.scheduler.repeat(running.step, running.settled - running.applied)
+            running.applied = running.settled
+            running.slack = running.applied + self.scheduler.slack(running.step)
+
+    def _keep_within_memory(self) -> None:
+        """Blocks have been given away: merged steps go on only as far as there are enough of them."""
+        running = self._running
+        if running is not None and running.left > 1 and running.slack < len(running.planned_s):
+            self._apply_settled(running)
+            running.shorten(self.scheduler.room(running.step, running.left))
+
+    def _close_ranks(self) -> None:
+        """The next batch is another one: of merged steps only the present one remains."""
+        if self._running is not None and len(self._running.planned_s) > 1:
+            self._running.shorten(1)
+
+    def _note_settled(self, running: Running) -> None:
+        """Note the tokens of settled steps, before somebody leaves in the midst of merged ones."""
+        if running.settled > running.told:
+            self._apply_settled(running)
+            self._token_runs.add(running.tell(running.settled))
 
     def check_integrity(self) -> None:
         """The invariants of all parts, and that blocks belong to requests that are here."""

@@ -38,7 +38,10 @@ class ObservedTransfer:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What was measured during a run. Lags and delays in model seconds, CPU shares of 1 per core and second."""
+    """What was measured during a run. Lags and delays in model seconds, CPU shares of 1 per core and second.
+
+    `impossible` are the laws of physics that it breaks (`core.physics`).
+    """
 
     steps: Sequence[StepRecord]
     records: Sequence[Record]
@@ -51,6 +54,7 @@ class Observed:
     qdisc_drops: int = 0
     clock_uncertainty_s: float = 0.0
     lost_nodes: Sequence[str] = ()
+    impossible: Sequence[str] = ()
 
 
 def judge(run: RunSpec, observed: Observed) -> Fidelity:
@@ -87,6 +91,7 @@ def judge(run: RunSpec, observed: Observed) -> Fidelity:
         reasons.append(f"{observed.dropped_frames} KV frames were dropped")
     if observed.lost_nodes:
         reasons.append(f"the router lost {', '.join(observed.lost_nodes)}")
+    reasons += [f"beyond physics: {law}" for law in observed.impossible]
     if observed.qdisc_drops:
         reasons.append(f"the kernel's shaping dropped {observed.qdisc_drops} packets")
     return Fidelity(

@@ -111,12 +111,22 @@ class DecodeFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     per_sequence_ms: _NotNegative
 
 
+class StepOverhead(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What an engine spends on every step beside the GPU: ms = base_ms + per_token_ms × tokens.
+
+    Tokens are those of the prompts in a prefill step and of all contexts in a decode step, as simdistserve counts.
+    """
+
+    base_ms: _NotNegative
+    per_token_ms: _NotNegative
+
+
 class FittedProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Three-term step times as published profiles give them.
 
     Prefill ms = prefill_base_ms + prefill_per_token_ms × Σ n + prefill_per_token2_ms × Σ n². From
     `large_batch_from` sequences on, `decode_large` replaces `decode` (DistServe fits two ranges). The quadratic term
-    may be negative, as one published fit has it.
+    may be negative, as one published fit has it. `step_overhead` comes on top of either.
     """
 
     name: str
@@ -130,10 +140,33 @@ class FittedProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     source: str
     decode_large: DecodeFit | None = None
     large_batch_from: _Count | None = None
+    step_overhead: StepOverhead | None = None
 
     def __post_init__(self) -> None:
         if (self.decode_large is None) != (self.large_batch_from is None):
             raise ValueError("decode_large and large_batch_from belong together: give both or neither")
+
+    def with_overhead_inside(self) -> FittedProfile:
+        """The same step times with the overhead as part of their terms, which have its form."""
+        extra = self.step_overhead
+        if extra is None:
+            return self
+
+        def slower(fit: DecodeFit) -> DecodeFit:
+            return DecodeFit(
+                base_ms=fit.base_ms + extra.base_ms,
+                per_context_token_ms=fit.per_context_token_ms + extra.per_token_ms,
+                per_sequence_ms=fit.per_sequence_ms,
+            )
+
+        return msgspec.structs.replace(
+            self,
+            prefill_base_ms=self.prefill_base_ms + extra.base_ms,
+            prefill_per_token_ms=self.prefill_per_token_ms + extra.per_token_ms,
+            decode=slower(self.decode),
+            decode_large=slower(self.decode_large) if self.decode_large is not None else None,
+            step_overhead=None,
+        )
 
 
 class Catalog(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

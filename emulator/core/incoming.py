@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from emulator.core.effects import CloseTicket, Effect, OpenTicket, Reply
 from emulator.core.kv_pool import KvPool
 from emulator.core.messages import Reserve, Reserved
 
 
-@dataclass(frozen=True, slots=True)
-class Reservation:
+class Reservation(msgspec.Struct, frozen=True, gc=False):
     """Memory set aside for one request under one ticket."""
 
     request: Reserve
@@ -84,9 +84,10 @@ class Incoming:
 
     def drop(self, request_id: str) -> list[Effect]:
         """The request is over: its ticket is dead, whether KV is on its way, here, or was never asked for."""
-        self._waiting = deque(m for m in self._waiting if m.request_id != request_id)
         ticket = self._ticket_of.pop(request_id, None)
         if ticket is None:
+            if self._waiting:
+                self._waiting = deque(m for m in self._waiting if m.request_id != request_id)
             return []
         if self._by_ticket.pop(ticket, None) is not None:
             self._pool.free(request_id)

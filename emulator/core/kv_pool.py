@@ -1,10 +1,13 @@
 """KV memory of one node in blocks of `block_size` tokens, each block owned by at most one request.
 
 A request's blocks are *held*; those set aside for KV that is still to arrive are held and counted as *reserved*
-until they are claimed. Growing, reserving and freeing either happen entirely or not at all.
+until they are claimed. Growing, reserving and freeing either happen entirely or not at all. Blocks are alike, so they
+are counted, not named.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 
 class KvPool:
@@ -13,24 +16,24 @@ class KvPool:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._free = list(range(num_blocks - 1, -1, -1))
-        self._held: dict[str, list[int]] = {}
+        self._free = num_blocks
+        self._held: dict[str, int] = {}
         self._reserved: set[str] = set()
 
     @property
     def free_blocks(self) -> int:
         """Blocks that nobody holds."""
-        return len(self._free)
+        return self._free
 
     @property
     def used_blocks(self) -> int:
         """Blocks held, reservations included."""
-        return self.num_blocks - len(self._free)
+        return self.num_blocks - self._free
 
     @property
     def reserved_blocks(self) -> int:
         """Blocks held for KV that has not arrived yet."""
-        return sum(len(self._held[owner]) for owner in self._reserved)
+        return sum(self._held[owner] for owner in self._reserved)
 
     def blocks_for(self, tokens: int) -> int:
         """How many blocks `tokens` tokens take."""
@@ -38,18 +41,27 @@ class KvPool:
 
     def missing(self, owner: str, tokens: int) -> int:
         """How many more blocks `owner` needs to hold `tokens` tokens."""
-        held = self._held.get(owner)
-        return max(0, self.blocks_for(tokens) - (len(held) if held else 0))
+        need = -(-tokens // self.block_size) - self._held.get(owner, 0)
+        return need if need > 0 else 0
+
+    def held_tokens(self, owner: str) -> int:
+        """How many tokens the blocks of `owner` hold."""
+        return self._held.get(owner, 0) * self.block_size
+
+    def room_for(self, holdings: Iterable[tuple[str, int]]) -> bool:
+        """Whether each of these owners could hold so many tokens, all at the same time."""
+        return sum([self.missing(owner, tokens) for owner, tokens in holdings]) <= self._free
 
     def grow(self, owner: str, tokens: int) -> bool:
         """Let `owner` hold at least `tokens` tokens; False, and nothing changed, when too few blocks are free."""
-        need = self.missing(owner, tokens)
-        if need > len(self._free):
+        held = self._held.get(owner, 0)
+        need = -(-tokens // self.block_size) - held
+        if need <= 0:
+            return True
+        if need > self._free:
             return False
-        if need:
-            split = len(self._free) - need
-            self._held.setdefault(owner, []).extend(self._free[split:])
-            del self._free[split:]
+        self._held[owner] = held + need
+        self._free -= need
         return True
 
     def reserve(self, owner: str, tokens: int) -> bool:
@@ -57,7 +69,7 @@ class KvPool:
         assert owner not in self._held, f"{owner} holds blocks already"
         if not self.grow(owner, tokens):
             return False
-        self._held.setdefault(owner, [])
+        self._held.setdefault(owner, 0)
         self._reserved.add(owner)
         return True
 
@@ -67,18 +79,18 @@ class KvPool:
 
     def free(self, owner: str) -> int:
         """Take all blocks of `owner` back; returns how many (0 when it holds none)."""
-        blocks = self._held.pop(owner, [])
+        blocks = self._held.pop(owner, 0)
         self._reserved.discard(owner)
-        self._free.extend(reversed(blocks))
-        return len(blocks)
+        self._free += blocks
+        return blocks
 
     def owners(self) -> frozenset[str]:
         """Everyone who holds blocks."""
         return frozenset(self._held)
 
     def check_integrity(self) -> None:
-        """Every block is free or held by exactly one owner, and reservations are held."""
-        held = [block for blocks in self._held.values() for block in blocks]
-        everything = sorted(held + self._free)
-        assert everything == list(range(self.num_blocks)), "a KV block is lost, shared or held twice"
+        """Every block is free or held, none twice, and reservations are held."""
+        assert self._free >= 0, "more KV blocks are held than there are"
+        assert all(blocks >= 0 for blocks in self._held.values()), "an owner holds fewer than no blocks"
+        assert sum(self._held.values()) + self._free == self.num_blocks, "a KV block is lost or held twice"
         assert self._reserved <= self._held.keys(), "a reservation without blocks"

@@ -105,6 +105,7 @@ class FairShareNetwork:
         self._last_end_s: dict[Pair, float] = {}  # of the last arrival of a pair, where there is jitter
         self._order = 0
         self._share_is_stale = False
+        self._next_s: float | None = math.inf  # of the next event; None when it has to be looked for
 
     def start(self, transfer_id: Hashable, source: str, destination: str, nbytes: int, now_s: float) -> None:
         """Queue `nbytes` behind what the pair already has; parts of one transfer are entries with their own ids.
@@ -120,6 +121,7 @@ class FairShareNetwork:
         self._run_until(now_s)
         pair = (source, destination)
         transfer = self._transfers[transfer_id] = _Transfer(transfer_id, pair, nbytes)
+        self._next_s = None
         sender = self._senders.setdefault(pair, _Sender())
         sender.queue.append(transfer)
         if len(sender.queue) == 1:
@@ -132,6 +134,7 @@ class FairShareNetwork:
         transfer = self._transfers.get(transfer_id)
         if transfer is None:
             return
+        self._next_s = None
         sender = self._senders.get(transfer.pair)
         if sender is not None and transfer in sender.queue:
             del self._transfers[transfer_id]
@@ -147,19 +150,21 @@ class FairShareNetwork:
 
     def next_event_s(self) -> float | None:
         """The next instant at which something is delivered or rates change; None when nothing is under way."""
-        instant = min((sender.event_s for sender in self._senders.values()), default=math.inf)
-        if self._arrivals:
-            instant = min(instant, self._arrivals[0][0])
-        return instant if instant < math.inf else None
+        if self._next_s is None:
+            self._next_s = min((sender.event_s for sender in self._senders.values()), default=math.inf)
+            if self._arrivals:
+                self._next_s = min(self._next_s, self._arrivals[0][0])
+        return self._next_s if self._next_s < math.inf else None
 
     def advance(self, now_s: float) -> list[Delivery]:
         """Everything that has arrived by `now_s` and was not returned before, in order of arrival."""
         self._run_until(now_s)
-        deliveries = []
+        deliveries: list[Delivery] = []
         while self._arrivals and self._arrivals[0][0] <= now_s:
             delivery = heapq.heappop(self._arrivals)[2]
             del self._transfers[delivery.transfer_id]
             deliveries.append(delivery)
+            self._next_s = None
         return deliveries
 
     def rates_bytes_per_s(self) -> dict[Pair, float]:
@@ -182,6 +187,11 @@ class FairShareNetwork:
     def _run_until(self, now_s: float) -> None:
         if now_s < self._now_s:
             raise ValueError(f"time went back from {self._now_s} to {now_s}")
+        event_s = self.next_event_s()
+        if event_s is None or now_s < event_s:
+            self._now_s = now_s
+            return
+        self._next_s = None
         while self._senders and (instant := min(s.event_s for s in self._senders.values())) <= now_s:
             self._now_s = instant
             for pair in sorted(pair for pair, sender in self._senders.items() if sender.event_s <= instant):
@@ -242,6 +252,8 @@ class FairShareNetwork:
             return
         self._share_is_stale = False
         flowing = [pair for pair, sender in self._senders.items() if sender.flowing]
+        if not flowing:
+            return
         for pair, rate in fair_shares(flowing, self._egress, self._ingress).items():
             sender = self._senders[pair]
             if rate == sender.rate:
@@ -260,6 +272,8 @@ def fair_shares(pairs: Iterable[Pair], egress: Rates, ingress: Rates) -> dict[Pa
     its pairs stay there, the others go on. Summed in the order of names, so that equal sets give equal floats.
     """
     ordered = sorted(set(pairs))
+    if len({source for source, _ in ordered}) == len({destination for _, destination in ordered}) == len(ordered):
+        return {pair: _alone(egress[pair[0]], ingress[pair[1]]) for pair in ordered}
     members: dict[_Nic, list[Pair]] = {}
     room: dict[_Nic, float] = {}
     for pair in ordered:
@@ -283,6 +297,11 @@ def fair_shares(pairs: Iterable[Pair], egress: Rates, ingress: Rates) -> dict[Pa
                     rising[nic] -= 1
         rising = {nic: n for nic, n in rising.items() if n > 0}
     return {pair: rates.get(pair, math.inf) for pair in ordered}
+
+
+def _alone(egress: float | None, ingress: float | None) -> float:
+    """The rate of a pair that shares neither NIC."""
+    return min(math.inf if egress is None else egress, math.inf if ingress is None else ingress)
 
 
 def expected_ends(

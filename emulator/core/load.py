@@ -53,6 +53,10 @@ class LoadGenerator:
         """Requests handed out and not finished, by id, in the order of sending."""
         return MappingProxyType(self._outstanding)
 
+    def over(self) -> bool:
+        """Whether nothing is outstanding and nothing will ever be due again."""
+        return not self._outstanding and self.exhausted()
+
     def next_due_s(self) -> float | None:
         """The instant of the next scheduled request; None when nothing is scheduled (users may be waiting)."""
         instants = [self._queue[0][0]] if self._queue else []

@@ -13,7 +13,7 @@ from emulator.core.effects import CancelTransmit, Effect, Transmit
 from emulator.core.specs import Overlap
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Held:
     """One request's KV at the sending side, in tokens and bytes."""
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from emulator.core.effects import TokenRun
 from emulator.core.messages import Finished, Tokens
-from emulator.core.records import Record
+from emulator.core.records import Record, TimeRun
 from emulator.core.workload import PlannedRequest
 
 
@@ -49,6 +50,18 @@ class Recorder:
             record.output_tokens += n
             record.token_times_s.extend([now_s] * n)
 
+    def token_run(self, run: TokenRun) -> None:
+        """Tokens arrived at all instants of a run."""
+        record = self._records.get(run.request_id)
+        if record is None or record.finish_s is not None or self._closed:
+            self.strays += run.tokens
+            return
+        if record.first_token_s is None:
+            first = run.times[0]
+            record.first_token_s = first.t0_s if isinstance(first, TimeRun) else first
+        record.output_tokens += run.tokens
+        record.token_times_s += run.times
+
     def finished(self, message: Finished, now_s: float) -> None:
         """A request ended, well or badly; after the cut only its places and times are noted."""
         record = self._records.get(message.request_id)
@@ -57,8 +70,9 @@ class Recorder:
             return
         record.prefill_node, record.decode_node = message.prefill_node, message.decode_node
         times = message.times
-        for name in ("queued_s", "prefill_start_s", "prefill_end_s", "kv_ready_s", "kv_start_s", "kv_end_s"):
-            setattr(record, name, getattr(times, name))
+        record.queued_s = times.queued_s
+        record.prefill_start_s, record.prefill_end_s = times.prefill_start_s, times.prefill_end_s
+        record.kv_ready_s, record.kv_start_s, record.kv_end_s = times.kv_ready_s, times.kv_start_s, times.kv_end_s
         record.kv_bytes = times.kv_bytes or 0
         if self._closed:
             return

@@ -1,8 +1,13 @@
-"""What a run leaves behind: one record a request, one a step. Every number in a report is a fold over these."""
+"""What a run leaves behind: one record a request, one a step. Every number in a report is a fold over these.
+
+Rows of equal shape may be written as one: a `TimeRun` stands for many instants, a `StepRecord` with `steps` above 1
+for many steps. Whoever reads them sees no difference (`expand_all`, `expand_steps`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 import msgspec
@@ -13,7 +18,7 @@ Outcome = Literal["completed", "failed", "unfinished"]
 StepKind = Literal["prefill", "decode", "mixed"]
 
 
-class TimeRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TimeRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """`n` instants in one row: the first at `t0_s`, then gaps of first_step_s, first_step_s + delta_s, …"""
 
     t0_s: float
@@ -24,20 +29,26 @@ class TimeRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def expand_times(times: Sequence[float | TimeRun]) -> NDArray[np.float64]:
     """All instants of a mixed list of single values and runs, in seconds, in order."""
-    try:
-        return np.array(times, dtype=np.float64)
-    except TypeError:
-        return np.concatenate([_instants(entry) for entry in times])
+    return expand_all([times])[0]
 
 
-def _instants(entry: float | TimeRun) -> NDArray[np.float64]:
-    if not isinstance(entry, TimeRun):
-        return np.array([entry], dtype=np.float64)
-    j = np.arange(entry.n, dtype=np.float64)
-    return entry.t0_s + j * entry.first_step_s + entry.delta_s * j * (j - 1) / 2
+def expand_all(rows: Sequence[Sequence[float | TimeRun]]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """The instants of many such lists one after the other, in seconds, and how many each list has."""
+    flat = list(itertools.chain.from_iterable(rows))
+    lengths = np.array([len(row) for row in rows], dtype=np.int64)
+    if not any(isinstance(entry, TimeRun) for entry in flat):
+        return np.array(flat, dtype=np.float64), lengths
+    runs = [entry if isinstance(entry, TimeRun) else TimeRun(entry, 0.0, 0.0, 1) for entry in flat]
+    counts = np.array([run.n for run in runs], dtype=np.int64)
+    ends = np.concatenate([[0], np.cumsum(counts)])
+    j = np.arange(ends[-1], dtype=np.float64) - np.repeat(ends[:-1], counts)
+    instants = np.repeat([run.t0_s for run in runs], counts)
+    instants += j * np.repeat([run.first_step_s for run in runs], counts)
+    instants += np.repeat([run.delta_s for run in runs], counts) * j * (j - 1) / 2
+    return instants, np.diff(ends[np.concatenate([[0], np.cumsum(lengths)])])
 
 
-class RequestTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+class RequestTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True, gc=False):
     """Instants of a request's life inside the cluster, model seconds from the start of the run; None = not reached.
 
     `queued_s`: arrived at the node that prefills it. `prefill_start_s`/`prefill_end_s`: start of the first and end
@@ -56,11 +67,18 @@ class RequestTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
     def merged(self, later: RequestTimes) -> RequestTimes:
         """These instants with those of `later` laid over them."""
-        known = {f: v for f in later.__struct_fields__ if (v := getattr(later, f)) is not None}
-        return msgspec.structs.replace(self, **known)
+        return RequestTimes(
+            queued_s=self.queued_s if later.queued_s is None else later.queued_s,
+            prefill_start_s=self.prefill_start_s if later.prefill_start_s is None else later.prefill_start_s,
+            prefill_end_s=self.prefill_end_s if later.prefill_end_s is None else later.prefill_end_s,
+            kv_ready_s=self.kv_ready_s if later.kv_ready_s is None else later.kv_ready_s,
+            kv_start_s=self.kv_start_s if later.kv_start_s is None else later.kv_start_s,
+            kv_end_s=self.kv_end_s if later.kv_end_s is None else later.kv_end_s,
+            kv_bytes=self.kv_bytes if later.kv_bytes is None else later.kv_bytes,
+        )
 
 
-class Record(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class Record(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
     """One request as the client saw it, with what the cluster said of it. Model seconds from the start of the run.
 
     `token_times_s` has one instant per output token received at the client. `kv_start_s`…`kv_end_s` cover the
@@ -94,8 +112,13 @@ class Record(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         return expand_times(self.token_times_s)
 
 
-class StepRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
-    """One step of one node's device; `planned_s` is the cost model's duration, lateness = end − start − planned."""
+class StepRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen=True, gc=False):
+    """One step of one node's device; `planned_s` is the cost model's duration, lateness = end − start − planned.
+
+    A row may stand for `steps` alike that follow each other without a break: it starts with the first and ends with
+    the last, each was planned to take `delta_s` longer than the one before, the first `planned_s`, and
+    `kv_blocks_used` is that of the last.
+    """
 
     node: str
     kind: StepKind
@@ -106,17 +129,30 @@ class StepRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, froze
     decode_batch: int
     requests: int
     kv_blocks_used: int = 0
+    steps: int = 1
+    delta_s: float = 0.0
 
     @property
     def lateness_s(self) -> float:
-        """How much later than planned the step ended, seconds."""
-        return self.end_s - self.start_s - self.planned_s
+        """How much later than planned the (last) step ended, seconds."""
+        return self.end_s - self.start_s - self.steps * (self.planned_s + self.delta_s * (self.steps - 1) / 2)
+
+
+def expand_steps(rows: Iterable[StepRecord]) -> Iterator[StepRecord]:
+    """The steps that the rows stand for, one by one."""
+    for row in rows:
+        if row.steps == 1:
+            yield row
+            continue
+        bounds = expand_times([TimeRun(row.start_s, row.planned_s, row.delta_s, row.steps), row.end_s]).tolist()
+        for j, (start_s, end_s) in enumerate(itertools.pairwise(bounds)):
+            planned_s = row.planned_s + j * row.delta_s
+            yield msgspec.structs.replace(row, start_s=start_s, end_s=end_s, planned_s=planned_s, steps=1, delta_s=0.0)
 
 
 def write_rows(rows: Iterable[Record | StepRecord]) -> bytes:
     """Rows as JSON lines."""
-    encoder = msgspec.json.Encoder()
-    return b"".join(encoder.encode(row) + b"\n" for row in rows)
+    return msgspec.json.Encoder().encode_lines(rows)
 
 
 def read_records(data: bytes) -> list[Record]:

@@ -7,7 +7,10 @@ what a lost attempt still says can never be taken for the present one.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+
+import msgspec
 
 from emulator.core.deploy import RouterSpec
 from emulator.core.messages import (
@@ -41,15 +44,14 @@ from emulator.core.specs import Role
 MAX_ATTEMPTS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(msgspec.Struct, frozen=True, gc=False):
     """Send this message to that peer."""
 
     peer: str
     message: Message
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Node:
     """A node as the router sees it."""
 
@@ -62,7 +64,7 @@ class Node:
     kv_tokens: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Request:
     """A request in the cluster. `attempt_id` is what nodes call it; the nodes are None once they are done with it."""
 
@@ -82,12 +84,20 @@ class Request:
     times: RequestTimes = field(default_factory=RequestTimes)
 
 
+_LOAD: Mapping[Role, Callable[[Node], tuple[int, int]]] = {
+    "prefill": lambda node: (node.prefill_tokens, node.requests),
+    "decode": lambda node: (node.kv_tokens - node.capacity_tokens, node.requests),
+    "colocated": lambda node: (node.requests, node.prefill_tokens),
+}
+
+
 class Router:
     """All live requests and the nodes that serve them. Instants are model seconds."""
 
     def __init__(self, spec: RouterSpec) -> None:
         self._spec = spec
         self._nodes: dict[str, Node] = {}
+        self._by_role: dict[Role, list[Node]] = {}
         self._clients: set[str] = set()
         self._requests: dict[str, Request] = {}
         self._attempts: dict[str, Request] = {}
@@ -111,6 +121,7 @@ class Router:
             self._clients.add(hello.name)
         else:
             self._nodes[hello.name] = Node(hello.name, hello.role, hello.kv_blocks * block_size, now_s)
+            self._group_nodes()
 
     def handle(self, peer: str, message: ToRouter, now_s: float) -> list[Send]:
         """A message from a peer that has joined."""
@@ -128,6 +139,7 @@ class Router:
         node = self._nodes.pop(peer, None)
         if node is not None:
             self.lost_nodes.append(peer)
+            self._group_nodes()
         sends: list[Send] = []
         for request in list(self._requests.values()):
             if request.client == peer:
@@ -208,7 +220,7 @@ class Router:
         Nodes on which the request can never fit come into question only when it fits on none, to refuse it.
         """
         need = request.prompt_tokens + (0 if role == "prefill" else request.max_tokens)
-        nodes = [node for node in self._nodes.values() if node.role == role]
+        nodes = self._by_role.get(role, [])
         nodes = [node for node in nodes if node.capacity_tokens >= need] or nodes
         if not nodes:
             return None
@@ -216,11 +228,12 @@ class Router:
             turn = self._turn.get(role, 0)
             self._turn[role] = turn + 1
             return nodes[turn % len(nodes)]
-        if role == "prefill":
-            return min(nodes, key=lambda n: (n.prefill_tokens, n.requests))
-        if role == "decode":
-            return min(nodes, key=lambda n: (n.kv_tokens - n.capacity_tokens, n.requests))
-        return min(nodes, key=lambda n: (n.requests, n.prefill_tokens))
+        return min(nodes, key=_LOAD[role])
+
+    def _group_nodes(self) -> None:
+        self._by_role = {}
+        for node in self._nodes.values():
+            self._by_role.setdefault(node.role, []).append(node)
 
     # --- nodes ------------------------------------------------------------------------------------------------
 

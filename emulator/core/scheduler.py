@@ -13,6 +13,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
 
+import msgspec
+
 from emulator.core.cost import Chunk, StepShape
 from emulator.core.kv_pool import KvPool
 from emulator.core.records import StepKind
@@ -34,9 +36,12 @@ class Status(Enum):
     FINISHED_ABORTED = "finished: aborted"
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(slots=True, eq=False)
 class Sequence:
-    """A request as one node computes it. `computed` tokens have their KV here; `generated` counts output tokens."""
+    """A request as one node computes it. `computed` tokens have their KV here; `generated` counts output tokens.
+
+    Its blocks hold at least `held_tokens`, so that the pool is asked only for more. `ended`: it has left the node.
+    """
 
     request_id: str
     prompt_tokens: int
@@ -47,20 +52,16 @@ class Sequence:
     generated: int = 0
     prefilled: bool = False
     preemptions: int = 0
+    held_tokens: int = 0
+    ended: bool = False
 
     @property
     def known(self) -> int:
         """Tokens whose values are known: the prompt and what has been generated."""
         return self.prompt_tokens + self.generated
 
-    @property
-    def ended(self) -> bool:
-        """Whether it has left the node, however."""
-        return self.status in (Status.FINISHED_LENGTH, Status.FINISHED_ABORTED)
 
-
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(msgspec.Struct, frozen=True):
     """What the device does next: prompt tokens to compute by sequence, and the sequences that decode one token."""
 
     chunks: tuple[tuple[Sequence, int], ...]
@@ -81,18 +82,19 @@ class Step:
     def shape(self) -> StepShape:
         """The counts that the cost model needs."""
         return StepShape(
-            chunks=tuple(Chunk(tokens, sequence.computed) for sequence, tokens in self.chunks),
+            chunks=tuple([Chunk(tokens, sequence.computed) for sequence, tokens in self.chunks]),
             decode_batch=len(self.decodes),
-            decode_context_sum=sum(sequence.computed + 1 for sequence in self.decodes),
+            decode_context_sum=sum([sequence.computed for sequence in self.decodes]) + len(self.decodes),
         )
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """What a completed step brought: sequences with one new token each, and those whose prompt is now computed."""
+class StepResult(msgspec.Struct, frozen=True):
+    """What a completed step brought: sequences with one new token each, those of them that have all their tokens now,
+    and those whose prompt is now computed."""
 
-    tokens: tuple[Sequence, ...]
-    prefilled: tuple[Sequence, ...]
+    tokens: list[Sequence]
+    full: list[Sequence]
+    prefilled: list[Sequence]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,14 +132,16 @@ class Scheduler:
     def remove(self, sequence: Sequence, status: Status) -> None:
         """Take a sequence out, wherever it is, and free its blocks; a step in flight will not count it."""
         self.detach(sequence)
-        sequence.status = status
+        sequence.status, sequence.ended = status, True
+        sequence.held_tokens = 0
         self.pool.free(sequence.request_id)
 
     def detach(self, sequence: Sequence) -> None:
         """Take a sequence out of all queues but leave it its blocks (its KV is to be sent)."""
-        for queue in (self.running, self.waiting, self.arrived):
+        for queue in (self.running, self.arrived, self.waiting):
             if sequence in queue:
                 queue.remove(sequence)
+                return
 
     @property
     def preempted_waiting(self) -> bool:
@@ -150,6 +154,8 @@ class Scheduler:
         Afterwards `preempted` lists the sequences that lost their blocks for it.
         """
         self.preempted.clear()
+        if not (self.running or self.waiting or self.arrived):
+            return None
         while True:
             preempted = len(self.preempted)
             step = self._plan()
@@ -157,9 +163,10 @@ class Scheduler:
             if step is not None or len(self.preempted) == preempted:
                 return step
 
-    def complete(self, step: Step) -> StepResult:
-        """Apply a finished step; sequences that were removed meanwhile are left out."""
+    def complete(self, step: Step, times: int = 1) -> StepResult:
+        """Apply a finished step, or `times` repeats of a decode step; sequences that were removed are left out."""
         tokens: list[Sequence] = []
+        full: list[Sequence] = []
         prefilled: list[Sequence] = []
         for sequence, count in step.chunks:
             if sequence.ended:
@@ -170,13 +177,58 @@ class Scheduler:
                 sequence.generated += 1
                 prefilled.append(sequence)
                 tokens.append(sequence)
+                if sequence.generated >= sequence.max_tokens:
+                    full.append(sequence)
         for sequence in step.decodes:
             if sequence.ended:
                 continue
-            sequence.computed += 1
-            sequence.generated += 1
+            sequence.computed += times
+            sequence.generated += times
+            if sequence.computed > sequence.held_tokens:
+                held = self._hold(sequence, sequence.computed)
+                assert held, "a step was repeated without memory"
             tokens.append(sequence)
-        return StepResult(tuple(tokens), tuple(prefilled))
+            if sequence.generated >= sequence.max_tokens:
+                full.append(sequence)
+        return StepResult(tokens, full, prefilled)
+
+    # --- repeats ----------------------------------------------------------------------------------------------
+
+    def repeats(self, step: Step) -> int:
+        """How many times in a row a decode step, just planned, is the next if nobody comes or leaves; at least 1.
+
+        Its sequences go on alike until one of them has its last token, as long as there is `room`. Who was not
+        admitted beside them stays out: seats and budget remain as they are, and free memory only shrinks.
+        """
+        return 1 if self.preempted else min([s.max_tokens - s.generated for s in step.decodes])
+
+    def slack(self, step: Step) -> int:
+        """How many repeats of a decode step, the present one included, fit into the blocks that are held."""
+        return min([s.held_tokens - s.computed for s in step.decodes])
+
+    def room(self, step: Step, most: int) -> int:
+        """How many of `most` repeats of a decode step, the present one included, have memory; at least 1."""
+        if self._has_room(step, most):
+            return most
+        enough, too_many = 1, most
+        while too_many - enough > 1:
+            middle = (enough + too_many) // 2
+            if self._has_room(step, middle):
+                enough = middle
+            else:
+                too_many = middle
+        return enough
+
+    def _has_room(self, step: Step, repeats: int) -> bool:
+        return self.pool.room_for([(s.request_id, s.computed + repeats) for s in step.decodes])
+
+    def repeat(self, step: Step, times: int) -> None:
+        """`times` repeats of a decode step are over, and it runs once more."""
+        for sequence in step.decodes:
+            sequence.computed += times
+            sequence.generated += times
+            held = self._hold(sequence, sequence.computed + 1)
+            assert held, "a step was repeated without memory"
 
     # --- planning ---------------------------------------------------------------------------------------------
 
@@ -205,14 +257,30 @@ class Scheduler:
 
     def _running_step(self, *, admit: bool) -> Step | None:
         chunks: list[tuple[Sequence, int]] = []
-        decodes: list[Sequence] = []
+        budget = self.config.max_num_batched_tokens
+        decodes = [s for s in self.running[:budget] if s.prefilled and s.computed < s.held_tokens]
+        preempted = False
+        if len(decodes) < len(self.running) and len(decodes) < budget:
+            decodes.clear()
+            preempted = self._plan_running(chunks, decodes)
+        budget -= sum([count for _, count in chunks]) + len(decodes)
+        if not preempted:
+            budget = self._admit_arrived(decodes, budget)
+            if admit:
+                self._admit_waiting(chunks, budget)
+        if not chunks and not decodes:
+            return None
+        return Step(tuple(chunks), tuple(decodes))
+
+    def _plan_running(self, chunks: list[tuple[Sequence, int]], decodes: list[Sequence]) -> bool:
+        """Plan for the running sequences, in order of admission; whether any had to be preempted."""
         budget = self.config.max_num_batched_tokens
         preempted = False
         index = 0
         while index < len(self.running) and budget > 0:
             sequence = self.running[index]
-            count = min(sequence.known - sequence.computed, budget)
-            if not self.pool.grow(sequence.request_id, sequence.computed + count):
+            count = 1 if sequence.prefilled else min(sequence.known - sequence.computed, budget)
+            if not self._hold(sequence, sequence.computed + count):
                 preempted = True
                 if self._preempt_last() is not sequence:
                     continue
@@ -223,27 +291,31 @@ class Scheduler:
                 decodes.append(sequence)
             else:
                 chunks.append((sequence, count))
-        if not preempted:
-            self._admit_arrived(decodes, budget)
-            budget = self.config.max_num_batched_tokens - sum(c for _, c in chunks) - len(decodes)
-            if admit:
-                self._admit_waiting(chunks, budget)
-        if not chunks and not decodes:
-            return None
-        return Step(tuple(chunks), tuple(decodes))
+        return preempted
 
-    def _admit_arrived(self, decodes: list[Sequence], budget: int) -> None:
+    def _hold(self, sequence: Sequence, tokens: int) -> bool:
+        """Let a sequence's blocks hold `tokens`; False when too few are free."""
+        if tokens <= sequence.held_tokens:
+            return True
+        if not self.pool.grow(sequence.request_id, tokens):
+            return False
+        sequence.held_tokens = self.pool.held_tokens(sequence.request_id)
+        return True
+
+    def _admit_arrived(self, decodes: list[Sequence], budget: int) -> int:
+        """Returns what is left of the budget."""
         while self.arrived and budget > 0 and len(self.running) < self.config.max_num_seqs:
             sequence = self.arrived[0]
-            if not self.pool.grow(sequence.request_id, sequence.computed + 1):
+            if not self._hold(sequence, sequence.computed + 1):
                 if self.running or len(self.arrived) == 1:
-                    return
+                    return budget
                 # Arrived KV fills the memory and nobody runs: without room for a token nobody ever would.
                 self._preempt(self.arrived.pop())
                 continue
             self._admit(self.arrived.popleft())
             decodes.append(sequence)
             budget -= 1
+        return budget
 
     def _admit_waiting(self, chunks: list[tuple[Sequence, int]], budget: int) -> None:
         while self.waiting and budget > 0 and len(self.running) < self.config.max_num_seqs:
@@ -267,6 +339,7 @@ class Scheduler:
 
     def _preempt(self, victim: Sequence) -> None:
         self.pool.free(victim.request_id)
+        victim.held_tokens = 0
         victim.status = Status.PREEMPTED
         victim.computed = 0
         victim.prefilled = False

@@ -40,7 +40,8 @@ class Distribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     @classmethod
     def of(cls, values: Floats) -> Distribution:
         """The distribution of `values`, leaving out NaN."""
-        known = values[~np.isnan(values)]
+        unknown = np.isnan(values)
+        known = values[~unknown] if unknown.any() else values
         if not known.size:
             return cls()
         p50, p90, p99 = np.percentile(known, (50, 90, 99))

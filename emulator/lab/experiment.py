@@ -17,6 +17,7 @@ from emulator.core.deploy import RunSpec, plan_runs
 from emulator.core.errors import CapacityError, ConfigError
 from emulator.core.hardware import Catalog
 from emulator.core.parity import run_parity
+from emulator.core.physics import violations
 from emulator.core.specs import Scale, Topology
 from emulator.core.summary import CompareSummary, RunParity, RunResult, summarize
 from emulator.core.trace import Trace
@@ -244,6 +245,7 @@ def _result(experiment: Experiment, run: RunSpec, live: LiveResult) -> tuple[Run
         dropped_frames=sum(node.kv.dropped_frames for node in live.report.nodes),
         lost_nodes=live.report.router.lost_nodes,
         qdisc_drops=sum(node.kv.qdisc_drops for node in live.report.nodes),
+        impossible=violations(run, records, steps),
         clock_uncertainty_s=max(
             live.report.clock_uncertainty_s, *(node.clock_uncertainty_s for node in live.report.nodes)
         ),

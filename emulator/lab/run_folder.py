@@ -1,7 +1,7 @@
 """A run's folder: everything from which its numbers can be made again, later too.
 
 manifest.json   topology, deployment, seed, versions, host, shaping, scale, fidelity, state
-records.jsonl   one request a line          steps.jsonl      one device step a line
+records.jsonl   one request a line          steps.jsonl      device steps, those alike in one line
 transfers.jsonl one KV transfer a line      summary.json     what it all comes to
 logs/           what each process wrote
 """

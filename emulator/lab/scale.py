@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from emulator.core.autoscale import scale_time_for
+from emulator.core.autoscale import Capacity, Choice, Demand, choose, demand
 from emulator.core.deploy import plan_runs
 from emulator.core.errors import ConfigError
 from emulator.core.hardware import Catalog
 from emulator.core.specs import Scale, Topology
 from emulator.core.trace import Trace
 from emulator.core.workload import plan_load
-from emulator.lab.capacity import link_capacity_bps
+from emulator.lab.capacity import machine_capacity
+from emulator.lab.simulated import simulated_result
 
 AUTO = "auto"
 
@@ -41,14 +43,23 @@ def apply_scale(
         return Scaled(_stretched(topology, _factor(asked)))
     at_rest = _stretched(topology, 1.0)
     runs = plan_runs(at_rest, catalog, plan_load(topology.workload, traces), deployments=deployments)
-    if all(run.link is None for run in runs):
-        return Scaled(at_rest, "--scale auto: no KV crosses a network, so scale.time = 1")
-    capacity_bps = link_capacity_bps()
-    factor = max(scale_time_for(run, capacity_bps) for run in runs)
-    remark = (
-        f"--scale auto: KV links carry {capacity_bps / 1e9:.1f} Gbps here, so scale.time = {factor} leaves half idle"
-    )
-    return Scaled(_stretched(topology, float(factor)), remark)
+    capacity = machine_capacity(links=any(run.link is not None for run in runs))
+    demands = []
+    for run in runs:
+        result = simulated_result(run)
+        demands.append(demand(run, result.records, result.steps, capacity))
+    choice = choose(demands, capacity)
+    return Scaled(_stretched(topology, float(choice.scale_time)), _remark(choice, demands, capacity))
+
+
+def _remark(choice: Choice, demands: Sequence[Demand], capacity: Capacity) -> str:
+    step_ms = (capacity.step_cpu_s + capacity.token_cpu_s) * 1e3
+    parts = [f"a step takes {step_ms:.2f} ms of CPU on {capacity.cores} cores"]
+    parts.append(f"the busiest second needs {max(wanted.cpu for wanted in demands):.2f} of them")
+    if capacity.link_bps < math.inf:
+        parts.insert(0, f"KV links carry {capacity.link_bps / 1e9:.1f} Gbps here")
+    decides = f" ({choice.limit} decide{'s' if choice.limit == 'CPU' else ''})" if choice.limit else ""
+    return f"--scale auto: {', '.join(parts)}: scale.time = {choice.scale_time} leaves half idle{decides}"
 
 
 def _factor(text: str) -> float:

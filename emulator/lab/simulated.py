@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from emulator.core.deploy import RunSpec
-from emulator.core.summary import RunResult, summarize
+from emulator.core.physics import violations
+from emulator.core.summary import Fidelity, RunResult, summarize
 from emulator.live.reports import TransferRow
 from emulator.simulate import simulate
 
@@ -12,8 +13,9 @@ MODELLED = "modelled"
 
 
 def simulated_result(run: RunSpec) -> RunResult:
-    """Simulate `run`. Its links are as asked by construction, so its fidelity has no figures and is ok."""
+    """Simulate `run`. Nothing is late in it; its fidelity is ok unless it breaks a law of physics."""
     simulated = simulate(run)
+    impossible = violations(run, simulated.records, simulated.steps, simulated=True)
     summary = summarize(
         simulated.records,
         deployment=run.deployment,
@@ -24,6 +26,7 @@ def simulated_result(run: RunSpec) -> RunResult:
         launcher=SIMULATE,
         shaping=MODELLED if run.link is not None else "none",
         seed=run.seed,
+        fidelity=Fidelity(ok=not impossible, reasons=tuple(impossible)),
     )
     return RunResult(summary=summary, records=simulated.records, steps=simulated.steps)
 

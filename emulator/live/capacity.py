@@ -1,11 +1,13 @@
 """One end of a short test of what KV links this machine carries: `python -m emulator.live.capacity` with `receive` or
-`send ENDPOINT`. The receiver prints its endpoint, then, when all has come, the payload bits per second."""
+`send ENDPOINT`. The receiver prints its endpoint, then, when all has come, the payload bits per second and its own CPU
+seconds a byte; the sender, when its standard input ends, its CPU seconds a byte."""
 
 from __future__ import annotations
 
 import sys
 import threading
 
+from emulator.live.cpu_time import CpuTime
 from emulator.live.heap import warm_heap
 from emulator.live.kv_link import Arrival, KvReceiver, KvSender
 
@@ -17,12 +19,15 @@ WARM_TRANSFERS = 8
 def receive() -> None:
     """Take the transfers in, each dropped when it is complete; the first few warm everything up and do not count."""
     warm_heap(4 * TRANSFER_BYTES)
+    cpu = CpuTime()
     done = threading.Event()
     arrivals: list[Arrival] = []
 
     def complete(arrival: Arrival) -> None:
         receiver.release(arrival.ticket)
         arrivals.append(arrival)
+        if len(arrivals) == WARM_TRANSFERS:
+            cpu.start()
         if len(arrivals) == TRANSFERS:
             done.set()
 
@@ -35,16 +40,20 @@ def receive() -> None:
     done.wait()
     counted = arrivals[WARM_TRANSFERS:]
     seconds = counted[-1].end_s - arrivals[WARM_TRANSFERS - 1].end_s
-    _tell(repr(len(counted) * TRANSFER_BYTES * 8 / seconds))
+    nbytes = len(counted) * TRANSFER_BYTES
+    _tell(f"{nbytes * 8 / seconds!r} {cpu.seconds / nbytes!r}")
     receiver.close()
 
 
 def send(endpoint: str) -> None:
-    """Send the transfers and wait to be ended."""
+    """Send the transfers, wait to be ended, and tell what they cost."""
+    cpu = CpuTime()
     sender = KvSender(egress_bytes_per_s=None)
+    cpu.start()
     for ticket in range(TRANSFERS):
         sender.send(endpoint, ticket, TRANSFER_BYTES)
     sys.stdin.read()
+    _tell(repr(cpu.seconds / (TRANSFERS * TRANSFER_BYTES)))
     sender.close()
 
 

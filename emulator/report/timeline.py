@@ -116,7 +116,8 @@ def _overlaps(start_s: float, end_s: float, low_s: float, high_s: float) -> bool
 
 
 def _about_step(step: StepRecord) -> str:
-    return f"{step.prefill_tokens} prefill tokens, decode batch {step.decode_batch}"
+    alike = f"{step.steps} steps, each of " if step.steps > 1 else ""
+    return f"{alike}{step.prefill_tokens} prefill tokens, decode batch {step.decode_batch}"
 
 
 def _about_transfer(record: Record) -> str:

@@ -76,7 +76,7 @@ def test_efficiencies_are_there_only_where_they_were_measured() -> None:
 
 
 def test_every_profile_is_for_a_known_model_and_gpu() -> None:
-    assert len(CATALOG.profiles) == 14 + 9 + 1
+    assert len(CATALOG.profiles) == 14 + 9 + 4 + 1
     for profile in CATALOG.profiles:
         assert find_model(CATALOG, profile.model).name == profile.model
         assert find_gpu(CATALOG, profile.gpu).name == profile.gpu

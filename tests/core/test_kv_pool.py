@@ -61,15 +61,17 @@ def test_freeing_an_unclaimed_reservation_ends_it() -> None:
     assert pool.reserve("a", 128), "the same owner may reserve again"
 
 
-@pytest.mark.parametrize("damage", ["lost", "shared", "reserved without blocks"])
+@pytest.mark.parametrize("damage", ["lost", "held twice", "below none", "reserved without blocks"])
 def test_damage_is_noticed(damage: str) -> None:
     pool = KvPool(8, 16)
     pool.grow("a", 40)
     pool.grow("b", 40)
     if damage == "lost":
-        pool._held["a"].pop()
-    elif damage == "shared":
-        pool._held["a"][0] = pool._held["b"][0]
+        pool._held["a"] -= 1
+    elif damage == "held twice":
+        pool._held["a"] += 1
+    elif damage == "below none":
+        pool._held["a"], pool._held["b"] = -1, 7
     else:
         pool._reserved.add("nobody")
     with pytest.raises(AssertionError, match="block"):

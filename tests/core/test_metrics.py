@@ -158,7 +158,7 @@ def test_the_order_of_records_does_not_matter(records: list[Record], random: obj
 @given(st.lists(st.lists(st.floats(0, 1000), max_size=8), min_size=1, max_size=6), st.sampled_from([0.0, 50.0, 99.0]))
 @settings(max_examples=60)
 def test_percentile_within_agrees_with_numpy(groups: list[list[float]], q: float) -> None:
-    owners = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
-    found = metrics.percentile_within(np.array([v for g in groups for v in g]), owners, len(groups), q)
+    sizes = np.array([len(group) for group in groups])
+    found = metrics.percentile_within(np.array([v for g in groups for v in g]), sizes, q)
     expected = [np.percentile(group, q) if group else np.nan for group in groups]
     np.testing.assert_allclose(found, expected, atol=1e-9)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from emulator.core.effects import TokenRun
 from emulator.core.messages import Finished, FinishReason, TokenCount, Tokens
 from emulator.core.recorder import Recorder
-from emulator.core.records import Outcome, Record, RequestTimes
+from emulator.core.records import Outcome, Record, RequestTimes, TimeRun
 from tests.builders import request
 
 TIMES = RequestTimes(
@@ -74,6 +75,19 @@ def test_an_ending_says_whether_and_why_it_failed(
     recorder.finished(Finished("a", reason, detail), 2.0)
     record = _only(recorder)
     assert (record.outcome, record.reason) == (outcome, shown)
+
+
+def test_a_run_of_tokens_is_kept_as_it_comes() -> None:
+    recorder = _recorder("a")
+    runs: list[float | TimeRun] = [TimeRun(2.0, 0.5, 0.0, 3), 3.5]
+    recorder.token_run(TokenRun("a", runs, 4))
+    recorder.token_run(TokenRun("nobody", runs, 4))
+    record = _only(recorder)
+    assert (record.first_token_s, record.output_tokens, record.token_times_s) == (2.0, 4, runs)
+    assert record.times().tolist() == [2.0, 2.5, 3.0, 3.5]
+    recorder.cut(9.0)
+    recorder.token_run(TokenRun("a", [10.0], 1))
+    assert (record.output_tokens, recorder.strays) == (4, 5)
 
 
 def test_words_about_unknown_or_ended_requests_are_strays() -> None:

@@ -13,6 +13,8 @@ from emulator.core.records import (
     RequestTimes,
     StepRecord,
     TimeRun,
+    expand_all,
+    expand_steps,
     expand_times,
     read_records,
     read_steps,
@@ -57,6 +59,25 @@ def test_a_row_is_its_gaps_added_up(t0_s: float, first_step_s: float, delta_s: f
     gaps = [first_step_s + j * delta_s for j in range(max(0, n - 1))]
     expected = np.cumsum([t0_s, *gaps])[:n]
     assert expand_times([TimeRun(t0_s, first_step_s, delta_s, n)]) == pytest.approx(expected)
+
+
+def test_many_lists_expand_as_one_by_one() -> None:
+    rows: list[list[float | TimeRun]] = [[], [0.5, TimeRun(1.0, 0.5, 0.25, 3)], [], [2.0], [TimeRun(3.0, 1.0, 0.0, 2)]]
+    instants, sizes = expand_all(rows)
+    assert sizes.tolist() == [0, 4, 0, 1, 2]
+    assert instants.tolist() == [instant for row in rows for instant in expand_times(row).tolist()]
+    assert [part.tolist() for part in expand_all([[], []])] == [[], [0, 0]]
+
+
+def test_a_row_of_steps_stands_for_each_of_them() -> None:
+    row = msgspec.structs.replace(STEP, end_s=1.0 + 0.03 + 0.031 + 0.032, steps=3, delta_s=0.001)
+    steps = list(expand_steps([STEP, row]))
+    assert steps[0] is STEP
+    assert [s.start_s for s in steps[1:]] == pytest.approx([1.0, 1.03, 1.061])
+    assert [s.end_s for s in steps[1:]] == pytest.approx([1.03, 1.061, 1.093])
+    assert [s.planned_s for s in steps[1:]] == pytest.approx([0.03, 0.031, 0.032])
+    assert row.lateness_s == pytest.approx(0.0, abs=1e-12)
+    assert {(s.steps, s.delta_s, s.decode_batch) for s in steps} == {(1, 0.0, 7)}
 
 
 def test_later_times_are_laid_over_earlier_ones_and_unknown_ones_change_nothing() -> None:

@@ -367,3 +367,60 @@ def test_budgets_order_and_tokens_are_kept_whatever_happens(
     for sequence in bench.sequences:
         if sequence.status is Status.FINISHED_LENGTH:
             assert sequence.generated == sequence.max_tokens
+
+
+# --- repeats --------------------------------------------------------------------------------------------------------
+
+
+def test_a_decode_step_repeats_until_somebody_has_all_tokens() -> None:
+    bench = Bench(blocks=1_000)
+    bench.add(10, 9, "a")
+    bench.add(10, 30, "b")
+    _table(bench, 1)
+    step = bench.plan()
+    assert step is not None
+    assert bench.scheduler.repeats(step) == 8
+    assert bench.scheduler.room(step, 8) == 8
+
+
+@pytest.mark.parametrize(("blocks", "room"), [(6, 4), (7, 4), (8, 8), (9, 8), (20, 20)])
+def test_a_decode_step_repeats_as_long_as_there_are_blocks_for_all(blocks: int, room: int) -> None:
+    """Two sequences with 8 tokens computed and a third block of 4 each: every fourth step needs one more for either."""
+    bench = Bench(blocks=blocks, block_size=4)
+    bench.add(7, 40, "a")
+    bench.add(7, 40, "b")
+    _table(bench, 2)
+    step = bench.plan()
+    assert step is not None
+    assert bench.scheduler.slack(step) == 4
+    assert bench.scheduler.room(step, 20) == room
+
+
+def test_after_a_preemption_a_step_is_not_known_to_repeat() -> None:
+    bench = Bench(blocks=21)
+    bench.add(10, 30, "a")
+    bench.add(10, 30, "b")
+    step = None
+    while not bench.scheduler.preempted:
+        step = bench.plan()
+        assert step is not None
+        if not bench.scheduler.preempted:
+            bench.finish(step)
+    assert step is not None
+    assert bench.scheduler.repeats(step) == 1
+
+
+def test_steps_that_are_repeated_in_one_go_end_as_if_one_by_one() -> None:
+    one, other = Bench(blocks=100, block_size=4), Bench(blocks=100, block_size=4)
+    for bench in (one, other):
+        bench.add(5, 40, "a")
+        bench.add(9, 40, "b")
+        _table(bench, 1)
+    step = one.plan()
+    assert step is not None
+    one.scheduler.repeat(step, 6)
+    result = one.scheduler.complete(step, 3)
+    _table(other, 9)
+    assert [s.request_id for s in result.tokens] == ["a", "b"]
+    assert [(s.computed, s.generated) for s in one.sequences] == [(s.computed, s.generated) for s in other.sequences]
+    assert one.pool.used_blocks == other.pool.used_blocks

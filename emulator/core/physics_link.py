@@ -1,0 +1,128 @@
+"""What no KV network can do: bytes that come faster than a NIC carries them, before they were made, or too few.
+
+Over any window of time the transfers that lie wholly in it fit through each NIC that they use. That holds exactly when
+the NIC could serve them one piece at a time, the one that has to be there first always first, without being late for
+any (the processor demand criterion: Baruah, Rosier and Howell, 1990), which one pass over a heap decides.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from emulator.core.deploy import LinkSpec, RunSpec
+from emulator.core.records import Record
+from emulator.core.shaping import Bucket
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What measurements may be off: a share of a rate, token buckets sent for free, and seconds between clocks."""
+
+    rate_share: float
+    bursts: int
+    time_s: float
+
+    def free_s(self, bps: float) -> float:
+        """Seconds of a NIC of `bps` that a window may be short of."""
+        return self.time_s + self.bursts * Bucket.of(bps).burst_bytes * 8 / bps
+
+
+class Span(NamedTuple):
+    """A transfer at one NIC: when its first byte could pass, when its last had passed, and the seconds it takes."""
+
+    start_s: float
+    end_s: float
+    work_s: float
+    name: str
+
+
+def link_violations(run: RunSpec, records: Sequence[Record], allowed: Allowance, *, rates_hold: bool) -> list[str]:
+    """A sentence for each law that the run's transfers break, with its first case."""
+    link = run.link
+    if link is None:
+        stray = [record.request_id for record in records if record.kv_bytes or record.kv_end_s is not None]
+        return [f"KV crossed a network that the run does not have: {stray[0]}"] if stray else []
+    sizes, times = _sizes(run, records), _times(run, records, allowed)
+    rates = _rates(run, link, records, allowed) if rates_hold else []
+    return sizes[:1] + times[:1] + rates
+
+
+def _sizes(run: RunSpec, records: Iterable[Record]) -> list[str]:
+    """Whoever completed brought the KV of the whole prompt, and of nothing else."""
+    per_token = {node.name: node.kv_bytes_per_token for node in run.nodes}
+    return [
+        f"KV is not conserved: {r.request_id} brought {r.kv_bytes} bytes for a prompt of {r.prompt_tokens} tokens"
+        for r in records
+        if r.outcome == "completed" and r.kv_bytes != per_token.get(r.decode_node or "", 0) * r.prompt_tokens
+    ]
+
+
+def _times(run: RunSpec, records: Iterable[Record], allowed: Allowance) -> list[str]:
+    """No KV before it is computed, no token before its KV."""
+    whole = {node.name for node in run.nodes if node.overlap == "none"}
+    found = []
+    for r in records:
+        if r.kv_start_s is None or r.kv_end_s is None:
+            continue
+        made_s = r.prefill_end_s if r.prefill_node in whole else r.prefill_start_s
+        if made_s is not None and r.kv_start_s < made_s - allowed.time_s:
+            found.append(f"KV was sent before it was computed: that of {r.request_id}, {made_s - r.kv_start_s:g} s")
+        elif r.first_token_s is not None and r.first_token_s < r.kv_end_s - allowed.time_s:
+            early_s = r.kv_end_s - r.first_token_s
+            found.append(f"a token came before its KV: the first of {r.request_id}, {early_s:g} s")
+    return found
+
+
+def _rates(run: RunSpec, link: LinkSpec, records: Iterable[Record], allowed: Allowance) -> list[str]:
+    """Neither one transfer alone nor all through one NIC are faster than it."""
+    nics = {node.name: link.nic(node.name) for node in run.nodes}
+    slack_s = {bps: allowed.free_s(bps) for nic in nics.values() for bps in (nic.egress_bps, nic.ingress_bps)}
+    sent: defaultdict[str, list[Span]] = defaultdict(list)
+    taken: defaultdict[str, list[Span]] = defaultdict(list)
+    found: list[str] = []
+    for r in records:
+        source, destination, start_s = r.prefill_node or "", r.decode_node or "", r.kv_start_s
+        if start_s is None or r.kv_end_s is None or source not in nics or destination not in nics:
+            continue
+        bits = 8 * r.kv_bytes / (1 + allowed.rate_share)
+        end_s = r.kv_end_s - link.delay_s + link.jitter_s
+        egress_bps, ingress_bps = nics[source].egress_bps, nics[destination].ingress_bps
+        bps = min(egress_bps, ingress_bps)
+        if not found and bits / bps > end_s - start_s + slack_s[bps]:
+            found.append(
+                f"a transfer was faster than its link: {r.request_id} brought {r.kv_bytes} bytes from {source} to "
+                f"{destination} in {r.kv_end_s - start_s:g} s"
+            )
+        sent[source].append(Span(start_s, end_s, bits / egress_bps, r.request_id))
+        taken[destination].append(Span(start_s, end_s, bits / ingress_bps, r.request_id))
+    full = [(name, "sent", first_late(spans, slack_s[nics[name].egress_bps])) for name, spans in sent.items()]
+    full += [(name, "took in", first_late(spans, slack_s[nics[name].ingress_bps])) for name, spans in taken.items()]
+    return found + [
+        f"{name} {what} more KV than its NIC carries until the transfer of {late} ends"
+        for name, what, late in full
+        if late is not None
+    ]
+
+
+def first_late(spans: Iterable[Span], slack_s: float = 0.0) -> str | None:
+    """The transfer with whose end a window closes that holds more than fits, by more than `slack_s`; None for none."""
+    ready: list[tuple[float, str, float]] = []
+    now_s = -math.inf
+    for span in [*sorted(spans), Span(math.inf, math.inf, 0.0, "")]:
+        while ready and now_s < span.start_s:
+            end_s, name, left_s = ready[0]
+            if now_s + left_s > span.start_s:
+                heapq.heapreplace(ready, (end_s, name, left_s - (span.start_s - now_s)))
+                break
+            heapq.heappop(ready)
+            now_s += left_s
+            if now_s > end_s + slack_s:
+                return name
+        now_s = max(now_s, span.start_s)
+        heapq.heappush(ready, (span.end_s, span.name, span.work_s))
+    return None

@@ -1,0 +1,114 @@
+"""A plan in a terminal: the ranking, what was not run and why, and below it the recommendation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from emulator.core.bounds import Limit
+from emulator.core.plan import Objective, Plan, PlannedPool, Ranked
+from emulator.report.table import NOTHING, bandwidth_text
+
+RANKED_BY: dict[Objective, str] = {
+    "goodput": "requests/s",
+    "per-dollar": "requests per dollar",
+    "per-watt": "requests/s per kW of TDP",
+}
+
+
+RESOURCES: dict[Limit, str] = {
+    "prefill": "prefill nodes",
+    "decode": "decode nodes",
+    "prefill and decode": "GPUs",
+    "KV network": "KV network",
+}
+
+
+def render(plan: Plan, *, top: int) -> RenderableType:
+    """What a terminal shows of a plan, the first `top` of its ranking; for a rich Console."""
+    parts: list[RenderableType] = [_ranking(plan, top)]
+    if (left := len(plan.ranking) - top) > 0:
+        parts.append(Text(f"and {left} more, which --top {len(plan.ranking)} shows"))
+    ruled_out = ((f"{out.deployment} {out.bound_per_s:.3g}/s", RESOURCES[out.bound_limit]) for out in plan.ruled_out)
+    parts += [
+        Text(f"Not run, since their {limit} cannot serve: {', '.join(names)}") for limit, names in _grouped(ruled_out)
+    ]
+    impossible = ((no.deployment, no.reason) for no in plan.impossible)
+    parts += [Text(f"Impossible: {', '.join(names)}: {reason}") for reason, names in _grouped(impossible)]
+    found = [
+        f"{ranked.deployment}: {note}" for ranked in plan.ranking[:top] if ranked.confirmed for note in ranked.notes
+    ]
+    parts += [Text(note, style="yellow") for note in (*plan.notes, *found)]
+    return Group(*parts, Text(""), *_recommendation(plan))
+
+
+def _ranking(plan: Plan, top: int) -> Table:
+    title = f"{plan.topology} on {plan.gpus} GPUs, by {RANKED_BY[plan.objective]} with {plan.slo.target:.0%} in the SLO"
+    if plan.kv_bandwidth_bps is not None:
+        title += f"; KV at {bandwidth_text(plan.kv_bandwidth_bps)}"
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title=title, title_justify="left")
+    table.add_column("", justify="right")
+    table.add_column("deployment", overflow="fold", min_width=14)
+    table.add_column("GPUs", overflow="fold")
+    for heading in ("req/s", "fails\nat", "per\nGPU", "per\ndollar", "per\nkW", "seeds"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("notes", overflow="fold")
+    for place, ranked in enumerate(plan.ranking[:top], start=1):
+        style = "bold green" if ranked.deployment == plan.recommended else None if ranked.confirmed else "dim"
+        table.add_row(
+            str(place),
+            ranked.deployment,
+            pools_text(ranked.pools),
+            _figure(ranked.rate_per_s),
+            _figure(ranked.next_rate_per_s),
+            _figure(ranked.per_gpu),
+            _figure(ranked.per_dollar),
+            _figure(ranked.per_kw),
+            str(ranked.seeds),
+            _note(ranked),
+            style=style,
+        )
+    return table
+
+
+def pools_text(pools: Sequence[PlannedPool]) -> str:
+    """`5 h100 + 3 a100-80g`, with `2x4 h100` for two nodes of four; of a colocated pool also how it batches."""
+    text = " + ".join(f"{f'{p.nodes}x{p.tp}' if p.tp > 1 else p.nodes} {p.gpu}" for p in pools)
+    if pools[0].role != "colocated":
+        return text
+    whole = pools[0].policy == "prefill_first"
+    return f"{text}, {'prefill first' if whole else f'chunks {pools[0].max_num_batched_tokens}'}"
+
+
+def _recommendation(plan: Plan) -> list[Text]:
+    if plan.recommended is None:
+        return [Text("Nothing is recommended: no deployment meets the SLO at any rate that was tried.", style="bold")]
+    return [Text(f"Recommended: {plan.recommended}", style="bold"), *map(Text, plan.reasons)]
+
+
+def _note(ranked: Ranked) -> str:
+    notes = [] if ranked.confirmed else ["screened"]
+    if ranked.beaten_at_per_s is not None:
+        notes = [f"beaten at {_figure(ranked.beaten_at_per_s)}"]
+    if ranked.bounded_by is not None:
+        notes.append(f"limit: {ranked.bounded_by}" if ranked.bounded_by == "kv memory" else f"{ranked.bounded_by} end")
+    return ", ".join(notes)
+
+
+def _figure(value: float | None) -> str:
+    """Three digits, and all before the point."""
+    if value is None:
+        return NOTHING
+    return f"{value:,.0f}" if value >= 999.5 else f"{value:#.3g}".rstrip(".")
+
+
+def _grouped(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:
+    """Names by what is said of them, in the order in which it is first said."""
+    groups: dict[str, list[str]] = {}
+    for name, said in pairs:
+        groups.setdefault(said, []).append(name)
+    return list(groups.items())

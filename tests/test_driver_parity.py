@@ -1,0 +1,107 @@
+"""One run, both drivers: live processes under a virtual clock and the simulator make the same batches and tokens."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from emulator.core.deploy import RunSpec, plan_runs
+from emulator.core.quantities import Seconds
+from emulator.core.records import Record, StepRecord
+from emulator.core.specs import Scale
+from emulator.core.workload import plan_load
+from emulator.lab.catalog_files import load_catalog
+from emulator.lab.topology_files import load_topology
+from emulator.simulate import simulate
+from tests.builders import by_id
+from tests.virtual_live import run_live
+
+MICROSECOND = 1e-6
+TOPOLOGIES = Path(__file__).parents[1] / "topologies"
+
+
+def _runs(name: str, duration_s: float = 6.0, drain_s: float = 15.0) -> list[RunSpec]:
+    topology = load_topology(TOPOLOGIES / f"{name}.toml")
+    workload = msgspec.structs.replace(topology.workload, duration=Seconds(duration_s), drain=Seconds(drain_s))
+    topology = msgspec.structs.replace(topology, workload=workload, scale=Scale())
+    return plan_runs(topology, load_catalog(), plan_load(workload, {}))
+
+
+def _id(run: RunSpec) -> str:
+    return f"{run.topology}-{run.label}"
+
+
+NAMES = ("quickstart", "2p1d", "1p2d", "2p2d", "short-prompts", "worked-example")
+EVERY = [run for name in NAMES for run in _runs(name)]
+
+
+def _short_of_memory(run: RunSpec) -> RunSpec:
+    nodes = [msgspec.structs.replace(node, kv_blocks=400) for node in run.nodes]
+    return msgspec.structs.replace(run, nodes=tuple(nodes), deployment=f"{run.deployment}-400-blocks")
+
+
+@pytest.mark.parametrize("run", EVERY, ids=_id)
+def test_both_drivers_make_the_same_batches_and_tokens(run: RunSpec) -> None:
+    _check(run)
+
+
+@pytest.mark.parametrize("run", [_short_of_memory(run) for run in _runs("quickstart")], ids=_id)
+def test_and_when_memory_is_short(run: RunSpec) -> None:
+    _check(run)
+
+
+@pytest.mark.parametrize("run", _runs("quickstart", drain_s=0.2), ids=_id)
+def test_and_when_the_run_is_cut(run: RunSpec) -> None:
+    records = _check(run)
+    assert any(record.outcome == "unfinished" for record in records)
+
+
+def _check(run: RunSpec) -> list[Record]:
+    live, simulated = run_live(run), simulate(run, exact_steps=True)
+    steps = [step for node in live.nodes for step in node.steps]
+    cut_s = run.load.duration_s + run.load.drain_s - MICROSECOND
+    done, expected_steps = _by_node(steps, cut_s), _by_node(simulated.steps, cut_s)
+    assert {node: list(map(_batch, found)) for node, found in done.items()} == {
+        node: list(map(_batch, found)) for node, found in expected_steps.items()
+    }
+    for node, found in done.items():
+        np.testing.assert_allclose(_instants(found), _instants(expected_steps[node]), rtol=0, atol=MICROSECOND)
+    expected = by_id(simulated.records)
+    assert by_id(live.records).keys() == expected.keys()
+    for record in live.records:
+        _same(record, expected[record.request_id])
+    return list(live.records)
+
+
+def _by_node(steps: Iterable[StepRecord], cut_s: float) -> dict[str, list[StepRecord]]:
+    """What every node did, in order; steps that the aborts of the cut may have changed are left out."""
+    found = defaultdict(list)
+    for step in sorted(steps, key=lambda s: s.start_s):
+        if step.start_s + step.planned_s < cut_s:
+            found[step.node].append(step)
+    return found
+
+
+def _batch(step: StepRecord) -> tuple[object, ...]:
+    return step.kind, step.prefill_tokens, step.decode_batch, step.requests, step.kv_blocks_used
+
+
+def _instants(steps: Iterable[StepRecord]) -> list[tuple[float, float]]:
+    return [(step.start_s, step.planned_s) for step in steps]
+
+
+def _same(live: Record, simulated: Record) -> None:
+    assert (live.outcome, live.output_tokens) == (simulated.outcome, simulated.output_tokens)
+    np.testing.assert_allclose(live.times(), simulated.times(), rtol=0, atol=MICROSECOND)
+    if live.outcome != "completed":
+        return
+    for name in ("prefill_node", "decode_node", "kv_bytes"):
+        assert getattr(live, name) == getattr(simulated, name), name
+    for name in ("sent_s", "first_token_s", "finish_s", "kv_start_s", "kv_end_s", "queued_s", "prefill_end_s"):
+        seen, expected = getattr(live, name), getattr(simulated, name)
+        assert seen == pytest.approx(expected, abs=MICROSECOND) if expected is not None else seen is None, name
