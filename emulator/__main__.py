@@ -8,7 +8,7 @@ import sys
 def main() -> None:
     """Run the command line."""
     try:
-        from emulator.cli import main as run  # noqa: PLC0415 - see above
+        from emulator.cli.main import main as run  # noqa: PLC0415 - see above
     except KeyboardInterrupt:
         sys.stderr.write("pdemu: interrupted\n")
         sys.exit(130)

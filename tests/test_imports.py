@@ -1,4 +1,4 @@
-"""Imports go one way: core ← live, simulate ← lab ← cli; report reads core alone; the core does no I/O."""
+"""Imports go one way: core ← live, simulate ← lab ← study ← cli; report reads core alone; the core does no I/O."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ MAY_IMPORT = {
     "simulate": {"core"},
     "report": {"core", "report"},
     "lab": {"core", "live", "simulate", "report", "lab"},
-    "cli": {"core", "live", "simulate", "report", "lab", "cli"},
+    "study": {"core", "live", "simulate", "report", "lab", "study"},
+    "cli": {"core", "live", "simulate", "report", "lab", "study", "cli"},
 }
-"""Each part of the package and the parts that it may import. `cli…` and `__main__` are the command line."""
+"""Each part of the package and the parts that it may import. `__main__` belongs to the command line."""
 
 
 def _part(module: str) -> str:
     """The part of the package that `emulator.part…` belongs to."""
     name = module.split(".")[1] if "." in module else ""
-    return "cli" if name.startswith("cli") or name == "__main__" else name
+    return "cli" if name == "__main__" else name
 
 
 def _module(path: Path) -> str:

@@ -1,0 +1,1 @@
+"""The `pdemu` command: options into topologies, results onto the terminal."""

@@ -1,0 +1,1 @@
+"""What takes many runs to answer: goodput, sweeps, turning points, plans, published results."""
