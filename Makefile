@@ -13,7 +13,7 @@ test: setup lint types
 	$(BIN)/python -m pytest $(ARGS)
 
 check: setup lint types
-	$(BIN)/python -m pytest -m "not live and not netns and not compose and not gpu" $(ARGS)
+	$(BIN)/python -m pytest -m "not live and not netns and not compose and not gpu and not slow" $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -144,6 +144,7 @@ def _assert_same_steps(merged: Sequence[StepRecord], single: Sequence[StepRecord
     assert not any(by_node.values()), "a step is missing"
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(runs(), st.lists(st.tuples(st.integers(0, 900).map(lambda n: n * 0.001), st.integers(0, 20)), max_size=4))
 def test_merged_and_single_steps_agree(run: RunSpec, aborts: list[tuple[float, int]]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
 import msgspec
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -168,6 +169,7 @@ def _refusal(run: RunSpec, prompt_tokens: int, max_tokens: int) -> bool:
 # --- properties -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @_examples(250)
 @given(runs())
 def test_every_request_ends_exactly_once_and_leaves_nothing_behind(run: RunSpec) -> None:
@@ -245,6 +247,7 @@ def test_aborts_at_any_instant_leave_nothing_behind(run: RunSpec, aborts: list[t
             assert _refusal(run, record.prompt_tokens, record.max_tokens)
 
 
+@pytest.mark.slow
 @_examples(200)
 @given(
     runs(),
@@ -295,6 +298,7 @@ class SlowControl(Simulation):
         self._at(self._last_s[way], event)
 
 
+@pytest.mark.slow
 @_examples(250)
 @given(
     runs(),

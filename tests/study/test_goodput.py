@@ -164,6 +164,7 @@ def test_one_of_several_bandwidths_must_be_chosen() -> None:
     assert goodput(several, CATALOG, {}, "1P1D", kv_bandwidth_bps=1e8, options=quick).kv_bandwidth_bps == 1e8
 
 
+@pytest.mark.slow
 def test_a_longer_run_is_stricter() -> None:
     options = SearchOptions(seeds=2, tolerance=0.05, workers=1)
     short, long = (

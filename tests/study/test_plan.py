@@ -53,6 +53,7 @@ def exhaustive(fits: Sequence[Fit], options: SearchOptions) -> dict[str, Goodput
     return {found.deployment: found for found in searches.perform(planned)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("topology", "seeds", "best"),
     [(short("quickstart", 10), 1, "4C-512"), (short("2p1d", itl_p99_ms=50), 2, "3P1D")],
@@ -78,6 +79,7 @@ def test_the_first_choice_is_what_an_exhaustive_search_finds(topology: Topology,
         assert ranked.next_rate_per_s is None or (ranked.deployment, ranked.next_rate_per_s, False) in run
 
 
+@pytest.mark.slow
 def test_a_plan_does_not_depend_on_the_number_of_processes() -> None:
     topology = load_topology(SMALL)
     plans = [
@@ -249,6 +251,7 @@ def bounds_of(topology: Topology, gpus: int) -> dict[str, Bound]:
     return {name: bound for name, bound in found.items() if bound is not None}
 
 
+@pytest.mark.slow
 def test_the_resource_of_which_there_is_least_bounds_a_split() -> None:
     fast, slow = short("quickstart", 100), short("quickstart", 1)
     assert bounds_of(fast, 8)["1P7D"].limit == "prefill"
@@ -279,6 +282,7 @@ def pdemu_plan(
     return SimpleNamespace(code=ended.value.code, out=captured.out, err=captured.err)
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_ranking_and_writes_what_it_prints_as_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

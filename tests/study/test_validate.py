@@ -61,6 +61,7 @@ def test_a_long_prompt_stalls_by_its_prefill_and_one_step() -> None:
     assert 3 * 80 + 24 < three < 3 * 80 + 26
 
 
+@pytest.mark.slow
 def test_fig_1_ranks_the_deployments_as_published_and_decode_binds_2p1d() -> None:
     found = by_claim(fig1(bench("distserve-fig1", 30), OVERHEAD_FIT))
     assert found["D1-D4 ranking"].agrees is True
@@ -95,6 +96,7 @@ def test_more_memory_lifts_what_memory_bounds() -> None:
     assert tight < roomy
 
 
+@pytest.mark.slow
 def test_every_claim_gets_a_finding() -> None:
     for name, reproduction in PUBLISHED.items():
         parts = PARTS[name][:1] if name == "distserve-fig1" else PARTS[name]
