@@ -55,7 +55,8 @@ class Task:
     @property
     def frame_bytes(self) -> int:
         """As a node chooses it."""
-        return frame_bytes_for(None if self.payload_bps is None else self.payload_bps / 8)
+        rate = None if self.payload_bps is None else self.payload_bps / 8
+        return frame_bytes_for(rate, kernel_shaped=self.line_bps is not None)
 
     @property
     def paced_bytes_per_s(self) -> float | None:

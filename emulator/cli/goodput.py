@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +23,7 @@ from emulator.core.trace import Trace
 from emulator.lab import docker, unprivileged
 from emulator.lab import experiment as lab
 from emulator.lab.catalog_files import load_catalog
-from emulator.lab.run_folder import new_folder
+from emulator.lab.run_folder import results_folder
 from emulator.lab.sites import LauncherName
 from emulator.lab.topology_files import load_traces
 from emulator.report import search_table
@@ -159,9 +160,9 @@ class _Asked:
         topology = read_topology(path, traffic)
         return cls(topology, load_catalog(), load_traces(topology.workload), options)
 
-    def folder(self, out: Path | None) -> Path:
+    def folder(self, out: Path | None) -> AbstractContextManager[Path]:
         """A new folder for the results."""
-        return new_folder(out, f"{self.topology.name}-goodput")
+        return results_folder(out, f"{self.topology.name}-goodput")
 
     def summary(self) -> SearchSummary:
         """A summary without results."""
@@ -178,8 +179,7 @@ class _Asked:
 
 def _goodput(asked: _Asked, wanted: Sequence[Candidate], out: Path | None) -> tuple[SearchSummary, Path]:
     planned = [rated_runs(asked.topology, asked.catalog, asked.traces, each, asked.options) for each in wanted]
-    folder = asked.folder(out)
-    with SearchDisplay([each.label for each in wanted]) as display:
+    with asked.folder(out) as folder, SearchDisplay([each.label for each in wanted]) as display:
         rows = perform(
             planned,
             on_trial=lambda each, trial: display.trial(each.label, trial),
@@ -191,8 +191,7 @@ def _goodput(asked: _Asked, wanted: Sequence[Candidate], out: Path | None) -> tu
 def _slo_scale(asked: _Asked, wanted: Sequence[Candidate], out: Path | None) -> tuple[SearchSummary, Path]:
     seeds = asked.options.seeds
     planned = [slo_scale.fixed_runs(asked.topology, asked.catalog, asked.traces, each, seeds) for each in wanted]
-    folder = asked.folder(out)
-    with SearchDisplay([each.label for each in wanted]) as display:
+    with asked.folder(out) as folder, SearchDisplay([each.label for each in wanted]) as display:
         rows = slo_scale.perform(planned, on_result=lambda each, row: display.scaled(each.label, row))
     return msgspec.structs.replace(asked.summary(), slo_scale=tuple(rows), advantages=slo_advantages(rows)), folder
 

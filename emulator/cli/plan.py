@@ -15,7 +15,7 @@ from emulator.core.errors import ConfigError
 from emulator.core.plan import Objective
 from emulator.core.search import Goodput
 from emulator.lab.catalog_files import load_catalog
-from emulator.lab.run_folder import new_folder
+from emulator.lab.run_folder import results_folder
 from emulator.lab.topology_files import load_traces
 from emulator.report import plan_table
 from emulator.study.plan import perform, prepare
@@ -43,6 +43,14 @@ def plan(
     ] = None,
     objective: Annotated[Objective, typer.Option("--objective", help="What to rank by.")] = "goodput",
     seeds: Annotated[int, typer.Option("--seeds", metavar="N", help="Runs of each rate near the best.")] = 3,
+    duration: Annotated[
+        str | None, typer.Option("--duration", metavar="TIME", help="How long requests arrive; longer is stricter.")
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option("--trace", metavar="FILE", help="Replay this trace instead of the topology's streams."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="The first seed.")] = None,
     top: Annotated[int, typer.Option("--top", metavar="K", help="Rows of the ranking to print.")] = 10,
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else there.")
@@ -51,26 +59,32 @@ def plan(
         Path | None, typer.Option("--out", metavar="DIR", help="Folder for the results (default: a new one in runs/).")
     ] = None,
 ) -> None:
-    """Rank colocated serving and every xPyD split of N GPUs by simulated goodput, and recommend one."""
+    """Rank colocated serving and every xPyD split of N GPUs by simulated goodput, and recommend one.
+
+    Nodes are those of TOPOLOGY's pools (GPU, tp, limits), in every number; colocated ones batch whole prompts first, or
+    with several chunk budgets. "Per dollar" is requests per dollar at the catalog's prices, "per kW" requests per
+    second and kW of TDP.
+    """
     if kv_bandwidth is not None and "," in kv_bandwidth:
         raise ConfigError(f"--kv-bandwidth {kv_bandwidth}: a plan is for one bandwidth; give one")
     if top < 1:
         raise ConfigError(f"--top {top}: must be at least 1")
-    traffic = Traffic(kv_bandwidth=kv_bandwidth, rate=None, duration=None, trace=None, seed=None)
+    traffic = Traffic(kv_bandwidth=kv_bandwidth, rate=None, duration=duration, trace=trace, seed=seed)
     spec = read_topology(topology, traffic)
     options = PlanOptions(gpus=gpus, gpu_types=_types(gpu_types), objective=objective, seeds=seeds)
     catalog, traces = load_catalog(), load_traces(spec.workload)
-    prepared = prepare(spec, catalog, traces, options)
-    folder = new_folder(out, spec.name)
     progress = Console(stderr=True, highlight=False)
+    prepared = prepare(spec, catalog, traces, options)
+    progress.print(f"{len(prepared.fits)} deployments of {gpus} GPUs", soft_wrap=True)
 
     def tell(deployment: str, round_name: Round, found: Goodput) -> None:
         rate = "serves no rate that was tried" if found.rate_per_s is None else f"{found.rate_per_s:.3g} requests/s"
         progress.print(f"{round_name} {deployment}: {rate}", soft_wrap=True)
 
-    made = perform(prepared, catalog, traces, tell)
-    document = msgspec.json.format(msgspec.json.encode(made), indent=2) + b"\n"
-    (folder / "plan.json").write_bytes(document)
+    with results_folder(out, f"{spec.name}-plan") as folder:
+        made = perform(prepared, catalog, traces, tell)
+        document = msgspec.json.format(msgspec.json.encode(made), indent=2) + b"\n"
+        (folder / "plan.json").write_bytes(document)
     progress.print(f"Results: {folder}", soft_wrap=True)
     if json:
         typer.echo(document.decode(), nl=False)

@@ -21,7 +21,7 @@ from emulator.core.quantities import BitsPerSecond
 from emulator.lab import docker, unprivileged
 from emulator.lab.catalog_files import load_catalog
 from emulator.lab.experiment import Conditions
-from emulator.lab.run_folder import new_folder, pretty
+from emulator.lab.run_folder import pretty, results_folder
 from emulator.lab.simulated import SIMULATE
 from emulator.lab.sites import LauncherName, ShapingName
 from emulator.lab.topology_files import load_traces
@@ -141,6 +141,12 @@ def _perform(planned: Sweep, folder: SweepFolder, workers: int | None) -> list[P
     return folder.results()
 
 
+def _write_break_even(found: search.Found, folder: Path) -> dict[str, Any]:
+    document: dict[str, Any] = msgspec.to_builtins(found.summary)
+    (folder / "break-even.json").write_bytes(pretty(document))
+    return document
+
+
 def _document(planned: Sweep, folder: Path, results: list[PointResult]) -> dict[str, Any]:
     return {
         "topology": planned.topology.name,
@@ -185,7 +191,7 @@ def break_even(
     duration: Duration = None,
     trace: TraceFile = None,
     seed: Seed = None,
-    seeds: Seeds = 1,
+    seeds: Seeds = 3,
     live: Annotated[
         bool, typer.Option("--live", help="Confirm by live runs at half and twice the bandwidths found.")
     ] = False,
@@ -220,7 +226,6 @@ def break_even(
         workers=workers,
     )
     planned = search.plan_search(spec, catalog, traces, options)
-    folder = new_folder(out, f"{spec.name}-break-even")
     notes = Console(stderr=True, highlight=False, soft_wrap=True)
     for remark in planned.remarks:
         notes.print(remark)
@@ -229,13 +234,14 @@ def break_even(
         found = ", ".join(f"{tried.outcome} against {baseline}" for baseline, tried in against.items())
         notes.print(f"{name} at {BitsPerSecond(bandwidth_bps)}: {found}")
 
-    found = search.find_break_even(planned, told)
-    if live:
-        # over a link that is not as asked a run is unfaithful, its verdict withheld; refusing it would lose the search
-        how = Conditions(launcher=launcher, shaping=shaping, force=True)
-        found = confirm(found, spec, catalog, traces, how, scale=scale, folder=folder, show=RunDisplay)
-    document: dict[str, Any] = msgspec.to_builtins(found.summary)
-    (folder / "break-even.json").write_bytes(pretty(document))
+    with results_folder(out, f"{spec.name}-break-even") as folder:
+        found = search.find_break_even(planned, told)
+        document = _write_break_even(found, folder)
+        if live:
+            # over a link that is not as asked a run is unfaithful and its verdict withheld; refusing it loses the rest
+            how = Conditions(launcher=launcher, shaping=shaping, force=True)
+            found = confirm(found, spec, catalog, traces, how, scale=scale, folder=folder, show=RunDisplay)
+            document = _write_break_even(found, folder)
     notes.print(f"Results: {folder}")
     if json:
         _print_json(document)
@@ -294,7 +300,7 @@ def _rate(text: str) -> float:
 
 def _tokens(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= 10_000_000):
-        raise ConfigError(f"{text!r} is not a number of tokens: write a whole number from 1 on, such as 1000")
+        raise ConfigError(f"{text!r} is not a number of tokens: write a whole number from 1 to 10000000, such as 1000")
     return int(text)
 
 

@@ -21,15 +21,20 @@ from emulator.core.shaping import Bucket
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What measurements may be off: a share of a rate, token buckets sent for free, and seconds between clocks."""
+    """What measurements may be off: a share of a rate, token buckets sent for free, and seconds between clocks.
+
+    And bytes on the wire that queue, past the NIC, for a receiver that wakes late: it counts them at once.
+    """
 
     rate_share: float
     bursts: int
     time_s: float
+    queued_bytes: int = 0
 
-    def free_s(self, bps: float) -> float:
+    def free_s(self, bps: float, scale_bytes: float) -> float:
         """Seconds of a NIC of `bps` that a window may be short of."""
-        return self.time_s + self.bursts * Bucket.of(bps).burst_bytes * 8 / bps
+        free_bytes = self.bursts * Bucket.of(bps).burst_bytes + self.queued_bytes * scale_bytes
+        return self.time_s + free_bytes * 8 / bps
 
 
 class Span(NamedTuple):
@@ -81,7 +86,8 @@ def _times(run: RunSpec, records: Iterable[Record], allowed: Allowance) -> list[
 def _rates(run: RunSpec, link: LinkSpec, records: Iterable[Record], allowed: Allowance) -> list[str]:
     """Neither one transfer alone nor all through one NIC are faster than it."""
     nics = {node.name: link.nic(node.name) for node in run.nodes}
-    slack_s = {bps: allowed.free_s(bps) for nic in nics.values() for bps in (nic.egress_bps, nic.ingress_bps)}
+    every = {bps for nic in nics.values() for bps in (nic.egress_bps, nic.ingress_bps)}
+    slack_s = {bps: allowed.free_s(bps, run.scale.bytes) for bps in every}
     sent: defaultdict[str, list[Span]] = defaultdict(list)
     taken: defaultdict[str, list[Span]] = defaultdict(list)
     found: list[str] = []

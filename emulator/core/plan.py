@@ -83,11 +83,12 @@ class Contender(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class Diagnosis(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What one run just above the goodput shows: how many requests meet the SLO, and what keeps the others from it.
+    """What keeps requests from the SLO just above the goodput. `attainment` is the mean over the seeds run there.
 
-    `metric` is the one whose bound the most requests miss, and `metric_attainment` the share that meets it; null when
-    more requests failed or did not end. `busy` is the share of the arrival window in which a node of each role
-    computed, `decode_batch` the mean number of sequences in a step that decodes (null without one).
+    The rest is of the seed that fails most, of `seeds`: `metric` is the one whose bound the most requests miss, and
+    `metric_attainment` the share that meets it; null when more requests failed or did not end. `busy` is the share of
+    the arrival window in which a node of each role computed, `decode_batch` the mean number of sequences in a step that
+    decodes (null without one).
     """
 
     rate_per_s: float
@@ -97,6 +98,7 @@ class Diagnosis(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     cause: Cause
     busy: dict[Role, float]
     decode_batch: float | None
+    seeds: int = 1
 
 
 class Ranked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -175,6 +177,14 @@ def in_order(ranking: Sequence[Ranked], objective: Objective) -> tuple[Ranked, .
     return (first, *(ranked for ranked in ordered if ranked is not first))
 
 
+def tied(ranking: Sequence[Ranked], objective: Objective) -> tuple[str, ...]:
+    """Those that serve as much as the first because the load generator sends no more; there is no best among them."""
+    first = ranking[0]
+    if first.bounded_by not in ("load generator", "high"):
+        return ()
+    return tuple(r.deployment for r in ranking[1:] if worth(r, objective) >= worth(first, objective))
+
+
 def runner_up(ranking: Sequence[Ranked]) -> Ranked | None:
     """The next best confirmed one of other nodes than the first; failing that the next."""
     others = [ranked for ranked in ranking[1:] if shape_of(ranked.pools) != shape_of(ranking[0].pools)]
@@ -248,17 +258,26 @@ def reasons(ranking: Sequence[Ranked], objective: Objective, slo: Slo, tolerance
     first, second = ranking[0], runner_up(ranking)
     if not worth(first, objective):
         return ()
-    text = f"{first.deployment} serves {_worth_text(first, objective)} with {slo.target:.0%} of them in their SLO"
+    most = "at least " if _open_above(first) else ""
+    text = f"{first.deployment} serves {most}{_worth_text(first, objective)} with {slo.target:.0%} of them in their SLO"
+    if equals := tied(ranking, objective):
+        text += f", and so do{'es' if len(equals) == 1 else ''} {', '.join(equals)}: the load generator sends no more"
+        second = next((r for r in ranking[1:] if r.deployment not in equals), None)
     if second is None:
         text += "; no other deployment was run."
     elif not worth(second, objective):
         text += f"; {second.deployment}, the next, serves no rate that was tried."
     else:
         lead = worth(first, objective) / worth(second, objective) - 1
-        told_apart = f"{lead:.0%} more than" if lead > tolerance else "no more than the search can tell from"
+        told_apart = f"{most}{lead:.0%} more than" if lead > tolerance else "no more than the search can tell from"
         text += f", {told_apart} {second.deployment} ({_worth_text(second, objective, short=True)}), "
         text += f"{_held_back(second, slo)}."
     return text, _binds(first, slo)
+
+
+def _open_above(ranked: Ranked) -> bool:
+    """Whether the search ended before its answer: what is served may be more."""
+    return ranked.bounded_by in ("load generator", "high")
 
 
 def _worth_text(ranked: Ranked, objective: Objective, *, short: bool = False) -> str:
@@ -285,12 +304,14 @@ def _held_back(ranked: Ranked, slo: Slo) -> str:
 
 
 def _misses(found: Diagnosis, slo: Slo) -> str:
-    """`at 48.4/s only 87% are, TTFT failing first (88% within 1000 ms)`."""
-    text = f"at {found.rate_per_s:.3g}/s only {found.attainment:.0%} are"
+    """`at 48.4/s only 87.2% are, TTFT failing first (84% within 1000 ms in the worst of 3 runs)`."""
+    text = f"at {found.rate_per_s:.3g}/s only {found.attainment:.1%} are"
     if found.metric is None or found.metric_attainment is None:
         return f"{text}, requests not ending in time"
     bound = getattr(slo, found.metric)
-    return f"{text}, {METRIC_NAMES[found.metric]} failing first ({found.metric_attainment:.0%} within {bound:g} ms)"
+    where = f" in the worst of {found.seeds} runs" if found.seeds > 1 else ""
+    within = f"{found.metric_attainment:.0%} within {bound:g} ms{where}"
+    return f"{text}, {METRIC_NAMES[found.metric]} failing first ({within})"
 
 
 def _binds(first: Ranked, slo: Slo) -> str:

@@ -17,10 +17,10 @@ from emulator.core.errors import ConfigError
 from emulator.core.pacing import LINE_BYTES_PER_SEGMENT, PAYLOAD_BYTES_PER_SEGMENT
 from emulator.core.specs import RateBasis
 
-MIN_BURST_BYTES = 73728
-"""A bucket below one offloaded packet, 64 KiB of payload and a header per segment, collapses the rate."""
+PACKET_BYTES = 73728
+"""One offloaded packet, 64 KiB of payload and a header per segment: a smaller bucket collapses the rate."""
 BURST_S = 250e-6
-"""Above that the bucket is this much of the rate: the kernel's clock and softirqs are late by less, mostly."""
+"""On top of that this much of the rate, which comes in while the kernel's clock and softirqs are late."""
 LIMIT_BYTES = 64 * 1024 * 1024
 """What may queue before the kernel drops: more than TCP puts in flight, so that a transfer meets no loss."""
 CONGESTION_CONTROL = "cubic"
@@ -55,9 +55,9 @@ class Bucket:
 
     @classmethod
     def of(cls, rate_bps: float) -> Bucket:
-        """The bucket for a line rate in bits per second; burst max(73728 B, 250 µs of the rate)."""
+        """The bucket for a line rate in bits per second; burst 73728 B and 250 µs of the rate."""
         rate = round(rate_bps / 8)
-        return cls(rate, max(MIN_BURST_BYTES, math.ceil(rate * BURST_S)))
+        return cls(rate, PACKET_BYTES + math.ceil(rate * BURST_S))
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,6 +173,8 @@ class KvNetwork(Spec, frozen=True, kw_only=True):
     rate_basis: RateBasis = "line"
 
     def __post_init__(self) -> None:
+        if len(set(self.bandwidth)) != len(self.bandwidth):
+            raise ValueError(f"bandwidth: the same is given twice in {', '.join(map(str, self.bandwidth))}")
         if self.jitter > self.delay:
             raise ValueError(f"jitter {self.jitter} is above delay {self.delay}; it must be at most the delay")
 

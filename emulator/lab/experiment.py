@@ -28,7 +28,7 @@ from emulator.lab.parallel import simulate_all
 from emulator.lab.run_folder import RunFolder, new_folder, pretty
 from emulator.lab.simulated import MODELLED, SIMULATE, simulated_result, transfer_rows
 from emulator.lab.sites import LauncherName, ShapingName, choose_shaping, make_site
-from emulator.live.reports import TransferRow
+from emulator.live.reports import RunReport, TransferRow
 from emulator.live.status import Underway
 from emulator.simulate import simulate
 
@@ -92,6 +92,9 @@ def prepare(
     how = how or Conditions()
     if how.check and how.launcher == SIMULATE:
         raise ConfigError("--check: compares live runs with their simulation; give a live --launcher, such as local")
+    if (how.force or how.verify_kv) and how.launcher == SIMULATE:
+        option = "--force" if how.force else "--verify-kv"
+        raise ConfigError(f"{option}: a simulation has no links to prove and no bytes to check; leave it out")
     shaping = choose_shaping(how.launcher, how.shaping)
     if how.launcher == SIMULATE:
         topology = msgspec.structs.replace(topology, scale=Scale())
@@ -225,6 +228,12 @@ def _overall(shapings: Sequence[str]) -> str:
     return next((shaping for shaping in (UNSHAPED, "kernel", "paced", MODELLED) if shaping in shapings), "none")
 
 
+def _wrongly_dropped(report: RunReport) -> int:
+    """KV frames that should not have been dropped; those of aborted requests, such as at a run's cut, should."""
+    aborted = any(record.outcome != "completed" for record in report.records)
+    return sum(node.kv.dropped_frames + (0 if aborted else node.kv.stray_frames) for node in report.nodes)
+
+
 def _result(experiment: Experiment, run: RunSpec, live: LiveResult) -> tuple[RunResult, list[TransferRow]]:
     records = live.report.records
     steps = tuple(sorted((s for node in live.report.nodes for s in node.steps), key=lambda s: (s.start_s, s.node)))
@@ -242,7 +251,7 @@ def _result(experiment: Experiment, run: RunSpec, live: LiveResult) -> tuple[Run
         cpu_busy=live.cpu_busy,
         probes=live.report.probes,
         unretained_bytes=sum(node.kv.unretained_bytes for node in live.report.nodes),
-        dropped_frames=sum(node.kv.dropped_frames for node in live.report.nodes),
+        dropped_frames=_wrongly_dropped(live.report),
         lost_nodes=live.report.router.lost_nodes,
         qdisc_drops=sum(node.kv.qdisc_drops for node in live.report.nodes),
         impossible=violations(run, records, steps),

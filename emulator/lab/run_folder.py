@@ -8,10 +8,11 @@ logs/           what each process wrote
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -48,6 +49,18 @@ def new_folder(out: Path | None, name: str) -> Path:
             f"--out {folder}: cannot be used ({error.strerror}); give a folder that can be made"
         ) from None
     return folder
+
+
+@contextlib.contextmanager
+def results_folder(out: Path | None, name: str) -> Iterator[Path]:
+    """The folder of `new_folder`, which goes again if what is done in it ends early and leaves it empty."""
+    folder = new_folder(out, name)
+    try:
+        yield folder
+    except BaseException:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+        raise
 
 
 def _free_name(folder: Path) -> Path:

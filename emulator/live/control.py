@@ -16,7 +16,6 @@ from collections import deque
 from typing import NamedTuple
 
 import zmq
-import zmq.asyncio
 
 from emulator.core.clock_offset import ClockOffset
 from emulator.core.errors import ConfigError, DeadlineError, ProtocolError
@@ -71,7 +70,7 @@ class RouterSocket:
     def __init__(self, address: str, keys: CurveKeys | None = None, *, insecure: bool = False) -> None:
         if keys is None and not insecure:
             require_loopback(address)
-        self._context = zmq.asyncio.Context(io_threads=1)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._socket = self._context.socket(zmq.ROUTER)
         _configure(self._socket)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -81,25 +80,27 @@ class RouterSocket:
         try:
             self._socket.bind(address)
         except zmq.ZMQError as error:
-            self.close()
+            self._context.destroy(linger=0)
             raise ConfigError(
                 f"control port: cannot listen on {address} ({error.strerror}); "
                 "free it, or set control_port = 0 for any free one"
             ) from None
         self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._mail = _Mail(self._socket)
 
     async def receive(self) -> tuple[str, bytes]:
         """The next message: who sent it, and its payload (empty when it is not of one part)."""
-        frames = await self._socket.recv_multipart()
+        frames = await self._mail.receive()
         name = frames[0].decode("ascii", errors="replace")
         return name, frames[1] if len(frames) == 2 else b""
 
     def send(self, peer: str, message: Message) -> bool:
         """Queue a message for a peer; False when it is gone or does not keep up."""
-        return _sent(self._socket, [peer.encode("ascii", errors="replace"), encode(message)])
+        return self._mail.send([peer.encode("ascii", errors="replace"), encode(message)])
 
     def close(self, linger_s: float = 0.5) -> None:
         """Close, giving queued messages `linger_s` wall seconds to leave."""
+        self._mail.close()
         self._context.destroy(linger=int(linger_s * 1e3))
 
 
@@ -112,7 +113,7 @@ class PeerSocket:
     def __init__(self, endpoint: str, name: str, router_key: str = "", *, insecure: bool = False) -> None:
         if not router_key and not insecure:
             require_loopback(endpoint)
-        self._context = zmq.asyncio.Context(io_threads=1)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._socket = self._context.socket(zmq.DEALER)
         _configure(self._socket)
         self._socket.setsockopt(zmq.ROUTING_ID, name.encode("ascii"))
@@ -122,6 +123,7 @@ class PeerSocket:
             self._socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
             self._socket.setsockopt(zmq.CURVE_SERVERKEY, router_key.encode("ascii"))
         self._socket.connect(endpoint)
+        self._mail = _Mail(self._socket)
         self._early: deque[bytes] = deque()
 
     async def join(self, hello: Hello, timeout_s: float) -> ClockOffset:
@@ -143,7 +145,7 @@ class PeerSocket:
         return self._early.popleft() if self._early else await self._next()
 
     async def _next(self) -> bytes:
-        frames = await self._socket.recv_multipart()
+        frames = await self._mail.receive()
         return frames[0] if len(frames) == 1 else b""
 
     async def _compare_clocks(self) -> ClockOffset:
@@ -157,10 +159,11 @@ class PeerSocket:
 
     def send(self, message: Message) -> bool:
         """Queue a message for the router; False when it does not keep up."""
-        return _sent(self._socket, [encode(message)])
+        return self._mail.send([encode(message)])
 
     def close(self, linger_s: float = 0.5) -> None:
         """Close, giving queued messages `linger_s` wall seconds to leave."""
+        self._mail.close()
         self._context.destroy(linger=int(linger_s * 1e3))
 
 
@@ -173,14 +176,60 @@ def _as_clock_reading(data: bytes) -> ClockReading | None:
     return message if isinstance(message, ClockReading) else None
 
 
-def _configure(socket: zmq.asyncio.Socket) -> None:
+def _configure(socket: zmq.Socket[bytes]) -> None:
     socket.setsockopt(zmq.SNDHWM, _QUEUE_MESSAGES)
     socket.setsockopt(zmq.RCVHWM, _QUEUE_MESSAGES)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
 
 
-def _sent(socket: zmq.asyncio.Socket, frames: list[bytes]) -> bool:
-    """Send without waiting. The asyncio socket is used so that it notices what the send made readable."""
-    attempt = socket.send_multipart(frames, flags=zmq.NOBLOCK)
-    assert isinstance(attempt, asyncio.Future)
-    return attempt.done() and attempt.exception() is None
+class _Mail:
+    """A socket's messages on the running event loop, without a future for every send.
+
+    The socket's descriptor tells only of changes, and any call may use one up, so after each send it is asked again.
+    """
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self._socket = socket
+        self._loop = asyncio.get_running_loop()
+        self._messages: deque[list[bytes]] = deque()
+        self._waiting: asyncio.Future[None] | None = None
+        self._closed = False
+        self._descriptor = int(socket.getsockopt(zmq.FD))
+        self._loop.add_reader(self._descriptor, self._take_in)
+        self._loop.call_soon(self._take_in)
+
+    async def receive(self) -> list[bytes]:
+        """The next message's parts."""
+        while not self._messages:
+            self._waiting = self._loop.create_future()
+            try:
+                await self._waiting
+            finally:
+                self._waiting = None
+        return self._messages.popleft()
+
+    def send(self, frames: list[bytes]) -> bool:
+        """Send without waiting; whether it was taken."""
+        try:
+            self._socket.send_multipart(frames, flags=zmq.NOBLOCK)
+            return True
+        except zmq.ZMQError:
+            return False
+        finally:
+            if self._readable():
+                self._loop.call_soon(self._take_in)
+
+    def close(self) -> None:
+        """Stop listening. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._loop.remove_reader(self._descriptor)
+
+    def _readable(self) -> bool:
+        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+    def _take_in(self) -> None:
+        while not self._closed and self._readable():
+            self._messages.append(self._socket.recv_multipart(zmq.NOBLOCK))
+        if self._messages and self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)

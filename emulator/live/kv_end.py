@@ -162,7 +162,8 @@ class KvEnd:
                 received_bytes=stats.bytes - self._probe_bytes,
                 unretained_bytes=stats.unretained_bytes,
                 peak_retained_bytes=stats.peak_retained_bytes,
-                dropped_frames=stats.dropped,
+                dropped_frames=stats.dropped - stats.no_ticket,
+                stray_frames=stats.no_ticket,
             )
         if self._nic is not None:
             counts = self._nic.close()

@@ -37,7 +37,8 @@ class EmulatedNic:
     ) -> None:
         scaling = Scaling(run.scale)
         nic = link.nic(node)
-        self.frame_bytes = frame_bytes_for(scaling.wall_bytes_per_s(_fastest_pair_bps(run, link, node)))
+        fastest = scaling.wall_bytes_per_s(_fastest_pair_bps(run, link, node))
+        self.frame_bytes = frame_bytes_for(fastest, kernel_shaped=kernel)
         self.egress_bytes_per_s: float | None = scaling.wall_bytes_per_s(nic.egress_bps)
         self.ingress_bytes_per_s: float | None = scaling.wall_bytes_per_s(nic.ingress_bps)
         self.delay_s = self.hold_s = scaling.wall_s(link.delay_s)

@@ -32,7 +32,9 @@ class TransferRow(msgspec.Struct, frozen=True):
 class KvReport(msgspec.Struct, frozen=True, kw_only=True):
     """What went through one node's end of the KV network. Bytes on the wire; `blocked_s` in model seconds.
 
-    Packets that the kernel's shaping dropped and TCP segments sent again are counted where the kernel shapes.
+    `stray_frames` came under a ticket that was closed, as those of an aborted request do; `dropped_frames` for any
+    other reason. Packets that the kernel's shaping dropped and TCP segments sent again are counted where the kernel
+    shapes.
     """
 
     transfers: tuple[TransferRow, ...] = ()
@@ -40,6 +42,7 @@ class KvReport(msgspec.Struct, frozen=True, kw_only=True):
     unretained_bytes: int = 0
     peak_retained_bytes: int = 0
     dropped_frames: int = 0
+    stray_frames: int = 0
     blocked_s: float = 0.0
     qdisc_drops: int = 0
     tcp_retransmits: int = 0

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from emulator.core.bounds import Limit
 from emulator.core.plan import Objective, Plan, PlannedPool, Ranked
+from emulator.core.search import BoundedBy
 from emulator.report.table import NOTHING, bandwidth_text
 
 RANKED_BY: dict[Objective, str] = {
@@ -28,6 +29,19 @@ RESOURCES: dict[Limit, str] = {
 }
 
 
+SCREENED = (
+    "Screened: searched coarsely with fewer seeds, to see that it is not among the best; its rate is rough, and so is "
+    "the order of those screened."
+)
+BOUNDED: dict[BoundedBy, str] = {
+    "low": "nothing lower tried",
+    "high": "nothing higher tried",
+    "load generator": "all that can be sent",
+    "kv memory": "KV memory limits",
+}
+OPEN_ENDS: tuple[BoundedBy, ...] = ("high", "load generator")
+
+
 def render(plan: Plan, *, top: int) -> RenderableType:
     """What a terminal shows of a plan, the first `top` of its ranking; for a rich Console."""
     parts: list[RenderableType] = [_ranking(plan, top)]
@@ -35,13 +49,15 @@ def render(plan: Plan, *, top: int) -> RenderableType:
         parts.append(Text(f"and {left} more, which --top {len(plan.ranking)} shows"))
     ruled_out = ((f"{out.deployment} {out.bound_per_s:.3g}/s", RESOURCES[out.bound_limit]) for out in plan.ruled_out)
     parts += [
-        Text(f"Not run, since their {limit} cannot serve: {', '.join(names)}") for limit, names in _grouped(ruled_out)
+        Text(f"Not run, since their {limit} can serve no more than: {', '.join(names)}")
+        for limit, names in _grouped(ruled_out)
     ]
     impossible = ((no.deployment, no.reason) for no in plan.impossible)
     parts += [Text(f"Impossible: {', '.join(names)}: {reason}") for reason, names in _grouped(impossible)]
-    found = [
-        f"{ranked.deployment}: {note}" for ranked in plan.ranking[:top] if ranked.confirmed for note in ranked.notes
-    ]
+    if not all(ranked.confirmed for ranked in plan.ranking[:top]):
+        parts.append(Text(SCREENED))
+    said = ((ranked.deployment, note) for ranked in plan.ranking[:top] if ranked.confirmed for note in ranked.notes)
+    found = [f"{', '.join(names)}: {note}" for note, names in _grouped((name, note) for name, note in said)]
     parts += [Text(note, style="yellow") for note in (*plan.notes, *found)]
     return Group(*parts, Text(""), *_recommendation(plan))
 
@@ -63,7 +79,7 @@ def _ranking(plan: Plan, top: int) -> Table:
             str(place),
             ranked.deployment,
             pools_text(ranked.pools),
-            _figure(ranked.rate_per_s),
+            _figure(ranked.rate_per_s, at_least=ranked.bounded_by in OPEN_ENDS),
             _figure(ranked.next_rate_per_s),
             _figure(ranked.per_gpu),
             _figure(ranked.per_dollar),
@@ -95,15 +111,16 @@ def _note(ranked: Ranked) -> str:
     if ranked.beaten_at_per_s is not None:
         notes = [f"beaten at {_figure(ranked.beaten_at_per_s)}"]
     if ranked.bounded_by is not None:
-        notes.append(f"limit: {ranked.bounded_by}" if ranked.bounded_by == "kv memory" else f"{ranked.bounded_by} end")
+        notes.append(BOUNDED[ranked.bounded_by])
     return ", ".join(notes)
 
 
-def _figure(value: float | None) -> str:
-    """Three digits, and all before the point."""
+def _figure(value: float | None, *, at_least: bool = False) -> str:
+    """Three digits, and all before the point; `≥` before what may be more."""
     if value is None:
         return NOTHING
-    return f"{value:,.0f}" if value >= 999.5 else f"{value:#.3g}".rstrip(".")
+    text = f"{value:,.0f}" if value >= 999.5 else f"{value:#.3g}".rstrip(".")
+    return f"≥ {text}" if at_least else text
 
 
 def _grouped(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:

@@ -31,6 +31,10 @@ AXIS_NAMES: Mapping[Axis, str] = {
 WORDS: Mapping[VerdictOutcome, str] = {"helps": "helps", "hurts": "hurts", "no difference": "same"}
 LETTERS: Mapping[VerdictOutcome, str] = {"helps": "H", "hurts": "x", "no difference": "="}
 LETTERS_TEXT = "H helps, x hurts, = no difference"
+RULE_TEXT = (
+    "An outcome is that of the metric that differs most against its bound, also where both meet the SLO; outcomes.csv "
+    "names it."
+)
 WORDS_WIDTH = 7
 LABEL_WIDTH = 16
 MOST_PANELS = 12
@@ -48,6 +52,8 @@ def render(results: Sequence[PointResult], axes: Axes, slo: Slo, *, width: int =
     for name in names:
         title = f"{name} against the best baseline" + ("" if words else f" ({LETTERS_TEXT})")
         parts += [*_maps(title, results, axes, _outcome_cell(name, WORDS if words else LETTERS)), ""]
+    if names:
+        parts += [RULE_TEXT, ""]
     if not names:
         parts += ["No outcome: it takes a disaggregated and a colocated deployment on equally many GPUs.", ""]
     for gpus in sorted({best.gpus for result in results for best in result.best}):
@@ -73,7 +79,7 @@ def _best(results: Sequence[PointResult], axes: Axes, gpus: int, target: float) 
         letter = letters[best.deployment]
         return Text(letter) if (best.slo_attainment or 0.0) >= target else Text(f"({letter})", style="dim")
 
-    title = f"Best on {gpus} GPUs: the best baseline, unless a split helps against it"
+    title = f"Best on {gpus} GPU{'' if gpus == 1 else 's'}: the best baseline, unless a split helps against it"
     legend = [f"  {letters[name]} = {name}, at {counts[name]} of {len(results)} points" for name in letters]
     if any((best.slo_attainment or 0.0) < target for best in winners.values()):
         legend.append(f"  in brackets: even the best meets the SLO for less than {100 * target:g}% of the requests")

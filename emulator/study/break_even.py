@@ -122,7 +122,7 @@ def plan_search(topology: Topology, catalog: Catalog, traces: Mapping[str, Trace
         disaggregated=disaggregated,
         baselines=baselines,
         budgets=tuple(_budgets(topology, {deployment.gpus for deployment in disaggregated}, options.budgets)),
-        remarks=tuple(_remarks(disaggregated, baselines, fewer_seeds=len(seeds) < options.seeds)),
+        remarks=tuple(_remarks(disaggregated, baselines, seeds=len(seeds), asked=options.seeds)),
     )
     every = [*disaggregated, *baselines, *(budget.deployment for budget in search.budgets)]
     search.runs(every, [options.low_bps, options.high_bps])
@@ -318,7 +318,7 @@ def _budgets(topology: Topology, gpus: set[int], tokens: Sequence[int]) -> Itera
 
 
 def _remarks(
-    disaggregated: Sequence[Deployment], baselines: Sequence[Deployment], *, fewer_seeds: bool
+    disaggregated: Sequence[Deployment], baselines: Sequence[Deployment], *, seeds: int, asked: int
 ) -> Iterator[str]:
     """What a reader must know before the search starts."""
     for deployment in disaggregated:
@@ -328,5 +328,7 @@ def _remarks(
                     f"{deployment.name} ({deployment.gpus} GPUs) is not compared with {baseline.name} "
                     f"({baseline.gpus} GPUs): only equal numbers of GPUs are."
                 )
-    if fewer_seeds:
+    if seeds < asked:
         yield "No seed changes this traffic, so each bandwidth is run once."
+    elif seeds == 1:
+        yield "One seed: the outcome may turn elsewhere for the same traffic drawn anew; --seeds N judges N together."

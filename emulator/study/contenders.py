@@ -85,7 +85,7 @@ def _colocated(
     for tp, gpu in itertools.product(tps, types or (pattern.gpu,)):
         tag = _tag([gpu] if len(types) > 1 else [], [tp] if len(tps) > 1 else [])
         if gpus % tp:
-            reason = f"{gpus} GPUs do not make whole nodes of {tp} (tp)"
+            reason = f"{gpus} GPUs do not make whole nodes of {tp} (tp); a multiple of {tp} would"
             yield Impossible(deployment=f"colocated{tag}", reason=reason)
             continue
         pool = msgspec.structs.replace(pattern, gpu=gpu, tp=tp, policy="chunked")

@@ -10,6 +10,7 @@ attainment up by a point or more. (The rate at which that run fails in its turn 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 
 from emulator.core.deploy import RunSpec
@@ -134,6 +135,11 @@ def _concluded(runs: RatedRuns, trials: Sequence[Trial], relieved: Trial | None)
             f"KV memory is the limit: at {relieved.rate_per_s:.4g}/s, attainment is {found.failing.mean:.1%}, and "
             f"{relieved.mean:.1%} with {MORE_MEMORY} times the memory"
         )
+    if rate is not None and (carried := _carried_per_s(runs, rate)) < rate:
+        notes.append(
+            f"the KV network carries {carried:.4g} requests/s for long: {rate:.4g}/s holds because a run of "
+            f"{runs.base.load.duration_s:g}s ends before the queue has grown; a longer --duration is stricter"
+        )
     if (unsteady := disorder(trials)) is not None:
         notes.append(unsteady)
     return Goodput(
@@ -149,6 +155,17 @@ def _concluded(runs: RatedRuns, trials: Sequence[Trial], relieved: Trial | None)
         trials=tuple(sorted(trials, key=lambda trial: trial.rate_per_s)),
         notes=tuple(notes),
     )
+
+
+def _carried_per_s(runs: RatedRuns, rate_per_s: float) -> float:
+    """Requests per second whose KV all NICs together carry; infinite where none crosses, or users send some."""
+    base, load = runs.base, runs.at(rate_per_s)[0].load
+    if base.link is None or load.users or not load.open:
+        return math.inf
+    sent = sum(base.link.nic(node.name).egress_bps for node in base.nodes if node.role == "prefill")
+    taken_in = sum(base.link.nic(node.name).ingress_bps for node in base.nodes if node.role == "decode")
+    tokens = sum(request.prompt_tokens for request in load.open) / len(load.open)
+    return min(sent, taken_in) / (8 * tokens * base.nodes[0].kv_bytes_per_token)
 
 
 def _is_relief(failing: Trial, relieved: Trial) -> bool:

@@ -20,6 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 from emulator.core.bounds import Bound, Limit
 from emulator.core.deploy import RunSpec
 from emulator.core.hardware import Catalog
@@ -149,7 +151,8 @@ class Rounds:
         worst = min(range(len(failing.attainment)), key=lambda n: failing.attainment[n])
         rated = scale_rate(workload, failing.rate_per_s, self._traces)
         run = seeded_runs(fit.base, rated, self._traces, [workload.seed + worst])[0]
-        return diagnose(run, simulated_result(run), failing.rate_per_s)
+        diagnosis = diagnose(run, simulated_result(run), failing.rate_per_s)
+        return msgspec.structs.replace(diagnosis, attainment=failing.mean, seeds=len(failing.attainment))
 
     # --- what next --------------------------------------------------------------------------------------------
 

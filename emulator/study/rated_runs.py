@@ -213,8 +213,8 @@ def search_span(topology: Topology, traces: Mapping[str, Trace], options: Search
     if not any(isinstance(stream.arrivals, RatedArrivals) for stream in workload.streams):
         raise ConfigError(
             f"{topology.name}: no stream of the workload has a rate to search: users of a closed loop make their own "
-            "rate, and `at` lists single requests; a poisson, constant, gamma or trace stream has one (--slo-scale "
-            "needs none)"
+            "rate, and `at` lists single requests; a poisson, constant, gamma or trace stream has one (`pdemu goodput "
+            "--slo-scale` needs none)"
         )
     own = open_rate_per_s(workload, traces)
     reachable, why = _reachable(workload, traces, own)

@@ -105,3 +105,8 @@ def test_payload_rate(basis: RateBasis, payload: float) -> None:
 )
 def test_frame_size_is_about_a_millisecond(bits_per_s: float | None, expected: int) -> None:
     assert frame_bytes_for(None if bits_per_s is None else bits_per_s / 8) == expected
+
+
+@pytest.mark.parametrize(("bits_per_s", "kib"), [(1e8, 64), (1e9, 128), (2.5e9, 128), (5e9, 128), (10e9, 1024)])
+def test_where_the_kernel_shapes_frames_stay_short_as_long_as_they_carry_the_rate(bits_per_s: float, kib: int) -> None:
+    assert frame_bytes_for(bits_per_s / 8, kernel_shaped=True) == kib * 1024

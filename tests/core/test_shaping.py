@@ -24,7 +24,7 @@ ADDRESS = "10.0.0.2"
 
 @pytest.mark.parametrize(
     ("rate_bps", "burst_bytes"),
-    [(100e6, 73728), (1e9, 73728), (2.359296e9, 73728), (5e9, 156250), (10e9, 312500), (100e9, 3125000)],
+    [(8, 73728 + 1), (1e8, 73728 + 3125), (1e9, 73728 + 31250), (10e9, 73728 + 312500)],
 )
 def test_burst_holds_an_offloaded_packet_and_250_microseconds(rate_bps: float, burst_bytes: int) -> None:
     bucket = Bucket.of(rate_bps)
@@ -86,11 +86,11 @@ def test_ifb_name_fits_the_kernel(index: int) -> None:
 def test_commands_for_both_directions_and_a_delay() -> None:
     plan = ShapePlan(ADDRESS, egress_bps=1e9, ingress_bps=2e9, delay_s=5e-3)
     assert tc_commands(plan, "eth1", "pdemu-ifb3", prefix="10.0.0.0/24", delay_by="kernel") == [
-        "tc qdisc add dev eth1 root handle 7064: tbf rate 1000000000bit burst 73728 limit 67108864",
+        "tc qdisc add dev eth1 root handle 7064: tbf rate 1000000000bit burst 104978 limit 67108864",
         "tc qdisc add dev eth1 parent 7064:1 handle 7065: netem limit 44325 delay 5000us",
         "ip link add pdemu-ifb3 type ifb",
         "ip link set pdemu-ifb3 up",
-        "tc qdisc add dev pdemu-ifb3 root handle 7064: tbf rate 2000000000bit burst 73728 limit 67108864",
+        "tc qdisc add dev pdemu-ifb3 root handle 7064: tbf rate 2000000000bit burst 136228 limit 67108864",
         "tc qdisc add dev eth1 handle ffff: ingress",
         "tc filter add dev eth1 parent ffff: protocol all prio 1 u32 match u32 0 0 "
         "action mirred egress redirect dev pdemu-ifb3",

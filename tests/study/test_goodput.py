@@ -164,6 +164,20 @@ def test_one_of_several_bandwidths_must_be_chosen() -> None:
     assert goodput(several, CATALOG, {}, "1P1D", kv_bandwidth_bps=1e8, options=quick).kv_bandwidth_bps == 1e8
 
 
+def test_a_rate_that_the_network_would_not_carry_for_long_is_noted() -> None:
+    """Each prompt's KV takes long on this link, but a short run ends before its queue has grown."""
+    topology = load_topology(SMALL)
+    assert topology.kv_network is not None
+    network = msgspec.structs.replace(topology.kv_network, bandwidth=(BitsPerSecond(2e7),))
+    slow = msgspec.structs.replace(topology, kv_network=network, slo=Slo(target=0.5))
+    found = goodput(slow, load_catalog(), {}, "1P1D", options=SearchOptions(seeds=1, high=200.0, workers=1))
+    assert found.rate_per_s is not None
+    (note,) = [note for note in found.notes if "for long" in note]
+    carried = float(note.split("carries ")[1].split(" ")[0])
+    assert 2e7 * 1448 / 1514 / 8 / 4096 / 300 < carried < found.rate_per_s
+    assert not any("for long" in note for note in goodput(topology, load_catalog(), {}, "colocated").notes)
+
+
 @pytest.mark.slow
 def test_a_longer_run_is_stricter() -> None:
     options = SearchOptions(seeds=2, tolerance=0.05, workers=1)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,7 +16,18 @@ from rich.console import Console
 from emulator.cli.main import main
 from emulator.core.bounds import Bound
 from emulator.core.errors import CapacityError, ConfigError
-from emulator.core.plan import Diagnosis, Impossible, Plan, PlannedPool, Ranked, RuledOut, in_order, reasons, runner_up
+from emulator.core.plan import (
+    Diagnosis,
+    Impossible,
+    Plan,
+    PlannedPool,
+    Ranked,
+    RuledOut,
+    in_order,
+    reasons,
+    runner_up,
+    tied,
+)
 from emulator.core.quantities import BitsPerSecond, Seconds
 from emulator.core.search import Goodput
 from emulator.core.specs import Deployment, Pool, Slo, Topology
@@ -120,7 +132,8 @@ def test_splits_keep_the_tensor_parallelism_of_the_pools_and_use_all_gpus() -> N
     assert [f.contender.deployment for f in fits if "P" in f.contender.deployment] == ["1P2D", "3P1D"]
     assert all(fit.base.gpus == 10 for fit in fits)
     assert "5C-512-tp2" in [fit.contender.deployment for fit in fits]
-    assert impossible == [Impossible(deployment="colocated-tp4", reason="10 GPUs do not make whole nodes of 4 (tp)")]
+    reason = "10 GPUs do not make whole nodes of 4 (tp); a multiple of 4 would"
+    assert impossible == [Impossible(deployment="colocated-tp4", reason=reason)]
 
 
 def test_an_odd_number_of_gpus_that_makes_no_split_says_so() -> None:
@@ -205,8 +218,8 @@ def test_the_reasons_are_two_sentences_with_what_limits_whom() -> None:
     rows = [ranked("a", 9.0, diagnosis=seen()), ranked("d", 6.0, gpu="h100", diagnosis=seen(cause="KV network"))]
     assert reasons(rows, "goodput", slo, 0.02) == (
         "a serves 9 requests/s (4.5 per GPU) with 90% of them in their SLO, 50% more than d (6 requests/s), where at "
-        "9/s only 80% are, TTFT failing first (85% within 500 ms), since KV waits for the network.",
-        "In a prefill binds: at 9/s only 80% are, TTFT failing first (85% within 500 ms), with prefill nodes 97% and "
+        "9/s only 80.0% are, TTFT failing first (85% within 500 ms), since KV waits for the network.",
+        "In a prefill binds: at 9/s only 80.0% are, TTFT failing first (85% within 500 ms), with prefill nodes 97% and "
         "decode nodes 50% busy, and 12 sequences in a decode step.",
     )
     close = [rows[0], ranked("d", 8.9, gpu="h100", diagnosis=seen(metric=None, metric_attainment=None))]
@@ -214,6 +227,24 @@ def test_the_reasons_are_two_sentences_with_what_limits_whom() -> None:
     assert "requests not ending in time" in reasons(close, "per-dollar", slo, 0.02)[0]
     assert reasons([ranked("a", None)], "goodput", slo, 0.02) == ()
     assert "no other deployment was run" in reasons(rows[:1], "goodput", slo, 0.02)[0]
+
+
+def test_a_share_of_the_worst_seed_is_told_as_such() -> None:
+    rows = [ranked("a", 9.0, diagnosis=seen(seeds=3)), ranked("d", 6.0, gpu="h100", diagnosis=seen())]
+    assert (
+        "only 80.0% are, TTFT failing first (85% within 500 ms in the worst of 3 runs)"
+        in (reasons(rows, "goodput", Slo(ttft_ms=500), 0.02)[1])
+    )
+
+
+def test_where_the_load_generator_ends_the_search_there_is_a_least_and_there_are_equals() -> None:
+    end: dict[str, Any] = {"bounded_by": "load generator", "next_rate_per_s": None}
+    rows = [ranked("a", 9.0, **end), ranked("b", 9.0, **end), ranked("d", 6.0, gpu="h100", diagnosis=seen())]
+    first, _ = reasons(rows, "goodput", Slo(ttft_ms=500), 0.02)
+    assert first.startswith("a serves at least 9 requests/s")
+    assert "and so does b: the load generator sends no more" in first
+    assert "at least 50% more than d" in first
+    assert tied(rows, "goodput") == ("b",)
 
 
 def test_the_table_says_of_each_deployment_whether_it_was_run_and_how_far() -> None:
@@ -238,7 +269,8 @@ def test_the_table_says_of_each_deployment_whether_it_was_run_and_how_far() -> N
     assert "beaten at 9.00" in text
     assert "1,234" not in text
     assert "and 1 more, which --top 3 shows" in text
-    assert "Not run, since their prefill nodes cannot serve: d 8/s, e 8/s" in text
+    assert "Not run, since their prefill nodes can serve no more than: d 8/s, e 8/s" in text
+    assert "Screened: searched coarsely" in text
     assert "Impossible: f, g: too small" in text
     assert text.rstrip().endswith("Recommended: a\nOne.\nTwo.")
 
