@@ -34,13 +34,14 @@ def machine_capacity(*, links: bool = True) -> Capacity:
 
     Raises RunError when it cannot be measured.
     """
-    link_bps, byte_cpu_s = _link() if links else (float("inf"), 0.0)
+    link_bps, byte_cpu_s, late_s = _link() if links else (float("inf"), 0.0, 0.0)
     alone, many = (asyncio.run(_cpu_s_per_step(batch)) for batch in (1, BATCH))
     token_cpu_s = max(0.0, (many - alone) / (BATCH - 1))
     return Capacity(
         link_bps=link_bps,
         cores=cores(),
         byte_cpu_s=byte_cpu_s,
+        late_s=late_s,
         step_cpu_s=max(0.0, alone - token_cpu_s),
         token_cpu_s=token_cpu_s,
     )
@@ -49,17 +50,17 @@ def machine_capacity(*, links: bool = True) -> Capacity:
 # --- a link -----------------------------------------------------------------------------------------------------------
 
 
-def _link() -> tuple[float, float]:
-    """Payload bits per second of one unshaped KV link here, and CPU seconds a byte of both its ends."""
+def _link() -> tuple[float, float, float]:
+    """Payload bits per second of one KV link here, CPU seconds a byte of both its ends, and how late transfers are."""
     with contextlib.ExitStack() as stack:
         receiver = _start(stack, "receive")
         assert receiver.stdout is not None
-        sender = _start(stack, "send", receiver.stdout.readline().strip())
+        sender = _start(stack, "send", *receiver.stdout.readline().split())
         try:
             received, _ = receiver.communicate(timeout=LIMIT_S)
-            bits_per_s, cpu_s_per_byte = map(float, received.split())
+            bits_per_s, cpu_s_per_byte, late_s = map(float, received.split())
             sent, _ = sender.communicate(timeout=LIMIT_S)
-            return bits_per_s, cpu_s_per_byte + float(sent)
+            return bits_per_s, cpu_s_per_byte + float(sent), max(0.0, late_s)
         except (subprocess.TimeoutExpired, ValueError):
             raise RunError(f"--scale auto: this machine's links could not be measured within {LIMIT_S:g} s") from None
 

@@ -57,7 +57,8 @@ def _remark(choice: Choice, demands: Sequence[Demand], capacity: Capacity) -> st
     parts = [f"a step takes {step_ms:.2f} ms of CPU on {capacity.cores} cores"]
     parts.append(f"the busiest second needs {max(wanted.cpu for wanted in demands):.2f} of them")
     if capacity.link_bps < math.inf:
-        parts.insert(0, f"KV links carry {capacity.link_bps / 1e9:.1f} Gbps here")
+        carried = f"KV links carry {capacity.link_bps / 1e9:.1f} Gbps here"
+        parts.insert(0, f"{carried}, a transfer is {capacity.late_s * 1e3:.2f} ms late")
     decides = f" ({choice.limit} decide{'s' if choice.limit == 'CPU' else ''})" if choice.limit else ""
     return f"--scale auto: {', '.join(parts)}: scale.time = {choice.scale_time} leaves half idle{decides}"
 

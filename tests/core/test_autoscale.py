@@ -43,6 +43,24 @@ def test_half_of_the_cores_stay_idle(cpu: float, scale: int) -> None:
     assert choose(demands, _capacity(cores=2)) == Choice(scale_time=scale, limit="CPU" if scale > 1 else "")
 
 
+def test_transfers_are_late_by_no_more_than_a_hundredth_of_what_they_take() -> None:
+    capacity = _capacity(late_s=0.6e-3)
+    assert choose([Demand(link_bps=0.0, cpu=0.0, transfer_s=0.06)], capacity).scale_time == 1
+    assert choose([Demand(link_bps=0.0, cpu=0.0, transfer_s=0.005)], capacity) == Choice(
+        scale_time=12, limit="short transfers"
+    )
+    assert choose([Demand(link_bps=0.0, cpu=0.0)], capacity).scale_time == 1, "no transfer is judged"
+
+
+def test_the_mean_of_judged_transfers_counts() -> None:
+    nodes = [msgspec.structs.replace(node, kv_bytes_per_token=100_000) for node in pair()]
+    load = load_plan([request("a", prompt_tokens=50), request("b", prompt_tokens=100), request("c", prompt_tokens=300)])
+    run = run_spec(nodes, load, payload_bytes_per_s=1e9)
+    simulated = simulate(run)
+    wanted = demand(run, simulated.records, simulated.steps, _capacity())
+    assert wanted.transfer_s == pytest.approx((0.01 + 0.03) / 2), "5 MB are not judged"
+
+
 def test_what_is_shorter_decides() -> None:
     assert choose([Demand(link_bps=100e9, cpu=3.0)], _capacity(link_bps=40e9)).limit == "links"
     assert choose([Demand(link_bps=100e9, cpu=7.0)], _capacity(link_bps=40e9)).limit == "CPU"
@@ -73,7 +91,13 @@ def _capacity(
     byte_cpu_s: float = 0.0,
     step_cpu_s: float = 0.0,
     token_cpu_s: float = 0.0,
+    late_s: float = 0.0,
 ) -> Capacity:
     return Capacity(
-        link_bps=link_bps, cores=cores, byte_cpu_s=byte_cpu_s, step_cpu_s=step_cpu_s, token_cpu_s=token_cpu_s
+        link_bps=link_bps,
+        cores=cores,
+        byte_cpu_s=byte_cpu_s,
+        step_cpu_s=step_cpu_s,
+        token_cpu_s=token_cpu_s,
+        late_s=late_s,
     )
