@@ -18,6 +18,10 @@ def test_a_simulated_comparison_leaves_what_a_live_one_does(tmp_path: Path) -> N
     assert documents[0] == documents[1], "nothing in it is random"
     assert (documents[0]["launcher"], documents[0]["shaping"]) == ("simulate", "modelled")
     assert [run["completed"] for run in documents[0]["runs"]] == [15, 15]
+    two_h100_at_10_per_s = {"usd_per_h": 5.90, "requests_per_usd": 36_000 / 5.90, "requests_per_joule": 10 / 1_400}
+    for run in documents[0]["runs"]:
+        assert {name: run["costs"][name] for name in two_h100_at_10_per_s} == pytest.approx(two_h100_at_10_per_s)
+        assert (run["costs"]["weight_bytes"], run["costs"]["weight_copies"]) == (80_000_000, 2)
     assert len(documents[0]["verdict"]) == 1
     folder = tmp_path / "a" / "1P1D@0.2Gbps"
     records = read_records((folder / "records.jsonl").read_bytes())

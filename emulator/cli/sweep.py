@@ -18,6 +18,7 @@ from emulator.core.break_even import Tried
 from emulator.core.errors import ConfigError
 from emulator.core.grid import Axes, PointResult, outcome_row
 from emulator.core.quantities import BitsPerSecond
+from emulator.core.upkeep import COST_BASIS
 from emulator.lab import docker, unprivileged
 from emulator.lab.catalog_files import load_catalog
 from emulator.lab.experiment import Conditions
@@ -162,6 +163,7 @@ def _document(planned: Sweep, folder: Path, results: list[PointResult]) -> dict[
             for best in result.best
         ],
         "remarks": list(planned.remarks),
+        "cost_basis": COST_BASIS,
     }
 
 

@@ -28,11 +28,16 @@ from emulator.core.specs import (
     Slo,
     Topology,
 )
+from emulator.core.upkeep import Holdings, Upkeep, known_sum
 from emulator.core.workload import LoadPlan, stated_lengths
 
 
 class NodeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One node: its role, step times, batch limits and KV memory. Times in model seconds, KV in model bytes."""
+    """One node: its role, step times, batch limits, memory and costs. Times in model seconds, KV in model bytes.
+
+    `upkeep` is what its GPUs cost, `weight_bytes` what all of them hold of the model's weights; a node that stands for
+    no GPU has neither.
+    """
 
     name: str
     role: Role
@@ -48,6 +53,13 @@ class NodeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     num_reserved_decode_tokens: int
     overlap: Overlap
     kv_lease_s: float
+    upkeep: Upkeep = Upkeep()
+    weight_bytes: int | None = None
+
+    @property
+    def kv_capacity_bytes(self) -> int:
+        """KV that fits beside the weights, that of each token counted once, also where several GPUs hold the same."""
+        return self.kv_blocks * self.block_size * self.kv_bytes_per_token
 
 
 class RouterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -110,6 +122,19 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     def gpus(self) -> int:
         """GPUs of all nodes."""
         return sum(node.gpus for node in self.nodes)
+
+    @property
+    def holdings(self) -> Holdings:
+        """What the deployment costs and holds, every node with weights of its own."""
+        upkeep = Upkeep.total(node.upkeep for node in self.nodes)
+        weight_bytes = known_sum([node.weight_bytes for node in self.nodes])
+        return Holdings(
+            usd_per_h=upkeep.usd_per_h,
+            watts=upkeep.watts,
+            weight_bytes=weight_bytes,
+            weight_copies=None if weight_bytes is None else len(self.nodes),
+            kv_capacity_bytes=sum(node.kv_capacity_bytes for node in self.nodes),
+        )
 
     @property
     def kv_pairs(self) -> tuple[tuple[str, str], ...]:
@@ -279,6 +304,8 @@ def _node(
         num_reserved_decode_tokens=pool.num_reserved_decode_tokens,
         overlap=deployment.overlap,
         kv_lease_s=float(topology.timeouts.kv_lease),
+        upkeep=Upkeep.of_gpus(gpu, pool.tp),
+        weight_bytes=round(model.weight_bytes()),
     )
 
 

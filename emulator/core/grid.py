@@ -2,7 +2,7 @@
 
 One row of `runs` is one deployment under one seed at one point; one row of `outcomes` is a disaggregated deployment
 against a colocated one on equally many GPUs at one point, all seeds together. Units are in the names of the columns;
-an axis on which a point says nothing (null) is as the topology has it.
+an axis on which a point says nothing (null) is as the topology has it. Costs are as in `core.upkeep`.
 """
 
 from __future__ import annotations
@@ -152,6 +152,7 @@ def pool_seeds(results: Sequence[RunResult], slo: Slo) -> RunResult:
         kv_bandwidth_bps=first.kv_bandwidth_bps,
         launcher=first.launcher,
         shaping=first.shaping,
+        holdings=first.costs,
     )
     return RunResult(summary, records)
 
@@ -234,6 +235,7 @@ def run_row(point: Point, run: RunSpec, summary: RunSummary) -> Row:
         "request_goodput_per_s_per_gpu": summary.request_goodput / summary.gpus,
         "output_tokens_per_s": summary.output_throughput,
     }
+    row |= msgspec.structs.asdict(summary.costs)
     row |= {f"{name}_{which}": getattr(getattr(summary, name), which) for name in _LATENCIES for which in _STATISTICS}
     row |= {f"ttft_{part}_ms_mean": getattr(summary.ttft_breakdown_ms, part) for part in PARTS}
     row |= {

@@ -18,6 +18,7 @@ from emulator.core.records import Record, StepRecord
 from emulator.core.search import BoundedBy
 from emulator.core.specs import Policy, Role, Slo
 from emulator.core.summary import RunResult
+from emulator.core.upkeep import COST_BASIS, Upkeep, per_kj
 
 Objective = Literal["goodput", "per-dollar", "per-watt"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
@@ -61,25 +62,17 @@ class Contender(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         return shape_of(self.pools)
 
     @property
-    def price_usd_per_h(self) -> float | None:
-        """Dollars an hour of all GPUs; None where the catalog has no price for one."""
-        prices = [pool.price_usd_per_h for pool in self.pools]
-        known = [price for price in prices if price is not None]
-        return sum(known) if len(known) == len(prices) else None
-
-    @property
-    def tdp_w(self) -> float:
-        """Watts of all GPUs by their datasheets (TDP)."""
-        return sum(pool.tdp_w for pool in self.pools)
+    def upkeep(self) -> Upkeep:
+        """What all GPUs cost: no price where the catalog has none for one."""
+        return Upkeep.total(Upkeep(usd_per_h=pool.price_usd_per_h, watts=pool.tdp_w) for pool in self.pools)
 
     def value(self, rate_per_s: float, objective: Objective) -> float | None:
         """What a rate is worth: requests per second, per dollar, or per second and kW; None without a price."""
         if objective == "goodput":
             return rate_per_s
-        if objective == "per-watt":
-            return rate_per_s * 1e3 / self.tdp_w
-        price = self.price_usd_per_h
-        return None if price is None else rate_per_s * 3600 / price
+        if objective == "per-dollar":
+            return self.upkeep.per_usd(rate_per_s)
+        return per_kj(self.upkeep.per_joule(rate_per_s))
 
 
 class Diagnosis(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -162,6 +155,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     ruled_out: tuple[RuledOut, ...] = ()
     impossible: tuple[Impossible, ...] = ()
     notes: tuple[str, ...] = ()
+    cost_basis: str = COST_BASIS
 
 
 def worth(ranked: Ranked, objective: Objective) -> float:

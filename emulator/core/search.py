@@ -67,7 +67,8 @@ class Goodput(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     evaluated above it that fails (null when none does); `low_per_s`…`high_per_s` is the interval of the rate, an end
     null where no trial was clear of the target. Rates are of all open-loop streams together, requests per second.
     `bounded_by`: the search ended at its `low` or `high` end or at what the load generator can send, or KV memory
-    held the rate down. `notes` are sentences for the reader.
+    held the rate down. `notes` are sentences for the reader. `requests_per_usd` and `requests_per_joule` are what the
+    goodput comes to at the price and power of the deployment (see `core.upkeep`), null where one is not known.
     """
 
     deployment: str
@@ -75,6 +76,10 @@ class Goodput(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     gpus: int
     rate_per_s: float | None
     per_gpu: float | None
+    usd_per_h: float | None = None
+    watts: float | None = None
+    requests_per_usd: float | None = None
+    requests_per_joule: float | None = None
     next_rate_per_s: float | None
     low_per_s: float | None
     high_per_s: float | None

@@ -14,6 +14,7 @@ from emulator.core.search import Goodput
 from emulator.core.slo_scale import SloScale
 from emulator.core.specs import FirstToken, Slo
 from emulator.core.summary import Fidelity
+from emulator.core.upkeep import COST_BASIS
 
 AdvantageBound = Literal["at least", "at most"]
 
@@ -73,6 +74,7 @@ class SearchSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     slo_scale: tuple[SloScale, ...] = ()
     advantages: tuple[Advantage | None, ...] = ()
     live: tuple[LivePoint, ...] = ()
+    cost_basis: str = COST_BASIS
 
 
 def goodput_advantages(rows: Sequence[Goodput]) -> tuple[Advantage | None, ...]:

@@ -18,6 +18,7 @@ from emulator.core import metrics
 from emulator.core.metrics import Floats, Measurements, Metric
 from emulator.core.records import Record, StepRecord
 from emulator.core.specs import FirstToken, Scale, Slo
+from emulator.core.upkeep import COST_BASIS, Costs, Holdings
 
 VerdictOutcome = Literal["helps", "hurts", "no difference"]
 DecidingMetric = Literal["slo_attainment", "completion", "ttft_ms", "tpot_ms", "e2el_ms", "itl_p99_ms"]
@@ -99,7 +100,8 @@ class RunSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     failed; `saturated` says that some had not ended by the drain deadline. `requested_rate` is requests due,
     `request_goodput` requests meeting every SLO, both per second of the arrival window of `duration_s`;
     `output_throughput` is output tokens per second of the run.
-    Attainments are shares of all requests, null when there were none.
+    Attainments are shares of all requests, null when there were none. `costs` goes by completed requests and by
+    `request_goodput`.
     """
 
     deployment: str
@@ -120,6 +122,7 @@ class RunSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     slo_attainment_by_metric: dict[Metric, float | None]
     request_goodput: float
     output_throughput: float
+    costs: Costs
     ttft_ms: Distribution
     tpot_ms: Distribution
     itl_ms: Distribution
@@ -238,6 +241,7 @@ class CompareSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     verdict: tuple[Verdict, ...] = ()
     withheld: tuple[Withheld, ...] = ()
     parity: tuple[RunParity, ...] = ()
+    cost_basis: str = COST_BASIS
 
 
 @dataclass(frozen=True)
@@ -261,10 +265,16 @@ def summarize(
     shaping: str = "none",
     seed: int | None = None,
     fidelity: Fidelity | None = None,
+    holdings: Holdings | None = None,
 ) -> RunSummary:
-    """What the records of one run come to; `duration_s` > 0 is the arrival window, in model seconds."""
+    """What the records of one run come to; `duration_s` > 0 is the arrival window, in model seconds.
+
+    `holdings` are those of the deployment, from which its costs follow; without them they are not known.
+    """
     measured = metrics.measure(records)
     met = metrics.meets_all(measured, slo)
+    completed = int(np.count_nonzero(measured.completed))
+    goodput_per_s = metrics.request_goodput(met, duration_s)
     unfinished = int(np.count_nonzero(measured.unfinished))
     latency = measured.latency_ms
     return RunSummary(
@@ -276,7 +286,7 @@ def summarize(
         launcher=launcher,
         shaping=shaping,
         requests=len(measured),
-        completed=int(np.count_nonzero(measured.completed)),
+        completed=completed,
         failed=int(np.count_nonzero(measured.failed)),
         failure=next((record.reason for record in records if record.outcome == "failed"), None),
         unfinished=unfinished,
@@ -284,8 +294,9 @@ def summarize(
         requested_rate=len(measured) / duration_s,
         slo_attainment=metrics.share(met),
         slo_attainment_by_metric={m: metrics.share(within) for m, within in metrics.meets(measured, slo).items()},
-        request_goodput=metrics.request_goodput(met, duration_s),
+        request_goodput=goodput_per_s,
         output_throughput=metrics.output_throughput(measured, duration_s),
+        costs=Costs.of(holdings or Holdings(), completed_per_s=completed / duration_s, goodput_per_s=goodput_per_s),
         ttft_ms=Distribution.of(latency["ttft_ms"]),
         tpot_ms=Distribution.of(latency["tpot_ms"]),
         itl_ms=Distribution.of(measured.gaps_ms),

@@ -270,6 +270,7 @@ def _result(experiment: Experiment, run: RunSpec, live: LiveResult) -> tuple[Run
         shaping=UNSHAPED if any(p.problem() for p in live.report.probes) else experiment.shaping_of(run),
         seed=run.seed,
         fidelity=fidelity.judge(run, observed),
+        holdings=run.holdings,
     )
     if experiment.shaping_of(run) == "kernel":
         kv = [node.kv for node in live.report.nodes]

@@ -27,6 +27,7 @@ def simulated_result(run: RunSpec) -> RunResult:
         shaping=MODELLED if run.link is not None else "none",
         seed=run.seed,
         fidelity=Fidelity(ok=not impossible, reasons=tuple(impossible)),
+        holdings=run.holdings,
     )
     return RunResult(summary=summary, records=simulated.records, steps=simulated.steps)
 

@@ -6,7 +6,7 @@ topology or a record is escaped.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
@@ -15,12 +15,15 @@ from plotly.offline import get_plotlyjs
 
 from emulator.core.quantities import BitsPerSecond
 from emulator.core.summary import CompareSummary, Distribution, RunResult, RunSummary, Verdict
+from emulator.core.upkeep import COST_BASIS
 from emulator.report.charts import attainment_chart, breakdown_chart, latency_chart
 from emulator.report.parity_table import parity_html
 from emulator.report.table import (
+    COST_HEADINGS,
     NO_VERDICT,
     NOTHING,
     bandwidth_text,
+    cost_cells,
     ms_text,
     notes,
     percent_text,
@@ -59,6 +62,11 @@ HEADINGS = (
     "notes",
 )
 
+COST_NOTE = (
+    "Requests that completed, and requests that met every SLO (good), for each dollar and each kJ of the time in which "
+    "they were due. Every node holds all weights, so two nodes hold them twice; KV room is what is left for KV."
+)
+
 
 def write_report(directory: Path, compare: CompareSummary, results: Sequence[RunResult]) -> Path:
     """Write report.html, and the plotting library beside it unless it is there; returns the page's path."""
@@ -85,8 +93,9 @@ def render_html(compare: CompareSummary, results: Sequence[RunResult]) -> str:
             "<h2>Verdict</h2>",
             *_verdicts(compare),
             "<h2>Comparison</h2>",
-            _table(compare.runs),
+            _table(HEADINGS, map(_cells, compare.runs)),
             *(f'<p class="warning">{escape(warning)}</p>' for run in compare.runs for warning in warnings(run)),
+            *_costs(compare.runs),
             *parity_html(compare.parity),
             *_figures(compare, results),
             "</body></html>",
@@ -129,11 +138,11 @@ def _verdict(verdict: Verdict) -> str:
     return f'<div class="verdict {style}"><b>{escape(heading)}</b>{escape(verdict.text)}</div>'
 
 
-def _table(runs: Sequence[RunSummary]) -> str:
-    rows = ["<table><thead><tr>", *(f"<th>{heading}</th>" for heading in HEADINGS), "</tr></thead><tbody>"]
-    for run in runs:
-        rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in _cells(run)) + "</tr>")
-    return "".join((*rows, "</tbody></table>"))
+def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table; headings are markup, cells are escaped."""
+    head = "".join(f"<th>{heading}</th>" for heading in headings)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _cells(run: RunSummary) -> tuple[str, ...]:
@@ -150,6 +159,13 @@ def _cells(run: RunSummary) -> tuple[str, ...]:
         _two(run.kv.transfer_ms, "p50", "p99"),
         ", ".join(notes(run)),
     )
+
+
+def _costs(runs: Sequence[RunSummary]) -> list[str]:
+    headings = [heading.replace("\n", "<br>") for heading in ("deployment", *COST_HEADINGS)]
+    rows = [(run.deployment, *cost_cells(run)) for run in runs]
+    note = f"{COST_NOTE} All are estimates: {COST_BASIS}."
+    return ["<h2>Costs</h2>", f'<p class="note">{escape(note)}</p>', _table(headings, rows)]
 
 
 def _two(values: Distribution, first: str, second: str) -> str:

@@ -12,7 +12,7 @@ from rich.text import Text
 from emulator.core.bounds import Limit
 from emulator.core.plan import Objective, Plan, PlannedPool, Ranked
 from emulator.core.search import BoundedBy
-from emulator.report.table import NOTHING, bandwidth_text
+from emulator.report.table import bandwidth_text, figure_text
 
 RANKED_BY: dict[Objective, str] = {
     "goodput": "requests/s",
@@ -59,6 +59,7 @@ def render(plan: Plan, *, top: int) -> RenderableType:
     said = ((ranked.deployment, note) for ranked in plan.ranking[:top] if ranked.confirmed for note in ranked.notes)
     found = [f"{', '.join(names)}: {note}" for note, names in _grouped((name, note) for name, note in said)]
     parts += [Text(note, style="yellow") for note in (*plan.notes, *found)]
+    parts.append(Text(f"Per dollar and kW: {plan.cost_basis}."))
     return Group(*parts, Text(""), *_recommendation(plan))
 
 
@@ -79,11 +80,11 @@ def _ranking(plan: Plan, top: int) -> Table:
             str(place),
             ranked.deployment,
             pools_text(ranked.pools),
-            _figure(ranked.rate_per_s, at_least=ranked.bounded_by in OPEN_ENDS),
-            _figure(ranked.next_rate_per_s),
-            _figure(ranked.per_gpu),
-            _figure(ranked.per_dollar),
-            _figure(ranked.per_kw),
+            _rate(ranked),
+            figure_text(ranked.next_rate_per_s),
+            figure_text(ranked.per_gpu),
+            figure_text(ranked.per_dollar),
+            figure_text(ranked.per_kw),
             str(ranked.seeds),
             _note(ranked),
             style=style,
@@ -109,18 +110,16 @@ def _recommendation(plan: Plan) -> list[Text]:
 def _note(ranked: Ranked) -> str:
     notes = [] if ranked.confirmed else ["screened"]
     if ranked.beaten_at_per_s is not None:
-        notes = [f"beaten at {_figure(ranked.beaten_at_per_s)}"]
+        notes = [f"beaten at {figure_text(ranked.beaten_at_per_s)}"]
     if ranked.bounded_by is not None:
         notes.append(BOUNDED[ranked.bounded_by])
     return ", ".join(notes)
 
 
-def _figure(value: float | None, *, at_least: bool = False) -> str:
-    """Three digits, and all before the point; `≥` before what may be more."""
-    if value is None:
-        return NOTHING
-    text = f"{value:,.0f}" if value >= 999.5 else f"{value:#.3g}".rstrip(".")
-    return f"≥ {text}" if at_least else text
+def _rate(ranked: Ranked) -> str:
+    """The rate served, `≥` before what may be more."""
+    text = figure_text(ranked.rate_per_s)
+    return f"≥ {text}" if ranked.bounded_by in OPEN_ENDS else text
 
 
 def _grouped(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:

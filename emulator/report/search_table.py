@@ -20,8 +20,9 @@ from emulator.core.quantities import Seconds
 from emulator.core.search import Goodput
 from emulator.core.search_summary import Advantage, LivePoint, SearchSummary
 from emulator.core.slo_scale import SloScale
+from emulator.core.upkeep import per_kj
 from emulator.core.verdict_text import METRIC_NAMES
-from emulator.report.table import NAME_WIDTH, NOTHING, WIDE, bandwidth_text, ms_text, percent_text
+from emulator.report.table import NAME_WIDTH, NOTHING, WIDE, bandwidth_text, figure_text, ms_text, percent_text
 
 SLO_HEADINGS = ("decided\nby", "met at\nSLO as is", "tighter\nthan best")
 GOODPUT_HEADINGS = (
@@ -30,9 +31,12 @@ GOODPUT_HEADINGS = (
     "goodput\nreq/s",
     "95 %\ninterval",
     "per GPU\nreq/s",
+    "per\ndollar",
+    "per\nkJ",
     "fails at\nreq/s",
     "of best\ncolocated",
 )
+GOODPUT_LEFT_OUT_WHEN_NARROW = ("GPUs", "per\ndollar", "per\nkJ")
 LIVE_TITLE = "SLO attainment, simulated against live (one seed)"
 MISSING_END = "A missing end of an interval (-): no run was clear of the target on that side."
 
@@ -48,6 +52,8 @@ def render(found: SearchSummary, *, width: int = WIDE) -> RenderableType:
     parts += [Padding(Text(line, style="yellow"), (0, 1)) for line in remarks(rows, found.advantages)]
     if any(_seeds(row) > 1 and None in _ends(row) for row in rows):
         parts.append(Padding(Text(MISSING_END), (0, 1)))
+    if found.goodput and not narrow:
+        parts.append(Padding(Text(f"Per dollar and kJ: {found.cost_basis}."), (0, 1)))
     if found.live:
         parts += ["", Text(LIVE_TITLE, style="bold"), live_table(found.live)]
         parts += [Padding(Text(line), (0, 1)) for line in withheld_lines(found.live)]
@@ -68,21 +74,25 @@ def title(found: SearchSummary) -> str:
 def goodput_table(found: SearchSummary, *, narrow: bool = False) -> Table:
     """One row a search: goodput in total and per GPU, its interval, and how it compares, in requests per second.
 
-    A `narrow` one leaves out the number of GPUs.
+    What a dollar and a kJ buy is in requests. A `narrow` one leaves it out, and the number of GPUs.
     """
-    table = _table([heading for heading in GOODPUT_HEADINGS if not (narrow and heading == "GPUs")])
+    left_out = GOODPUT_LEFT_OUT_WHEN_NARROW if narrow else ()
+    table = _table([heading for heading in GOODPUT_HEADINGS if heading not in left_out])
     for row, advantage in zip(found.goodput, found.advantages, strict=True):
         more, less = _at_least(row), row.rate_per_s is None
-        table.add_row(
-            _folded(row.deployment),
+        cells = (
             bandwidth_text(row.kv_bandwidth_bps),
-            *([] if narrow else [str(row.gpus)]),
+            str(row.gpus),
             f"< {rate_text(row.next_rate_per_s)}" if less else f"{more}{rate_text(row.rate_per_s)}",
             interval_text(row.low_per_s, row.high_per_s),
             NOTHING if row.per_gpu is None else f"{more}{rate_text(row.per_gpu)}",
+            _bought(row.requests_per_usd, more),
+            _bought(per_kj(row.requests_per_joule), more),
             rate_text(row.next_rate_per_s),
             advantage_text(advantage),
         )
+        shown = [cell for heading, cell in zip(GOODPUT_HEADINGS, cells, strict=True) if heading not in left_out]
+        table.add_row(_folded(row.deployment), *shown)
     return table
 
 
@@ -189,6 +199,10 @@ def _undecided(advantage: Advantage | None) -> Iterable[str]:
         return
     if (advantage.low or 0.0) <= 1.0 <= (advantage.high or math.inf):
         yield f"its interval overlaps that of {advantage.baseline}; more --seeds or a longer --duration tell more"
+
+
+def _bought(value: float | None, more: str) -> str:
+    return NOTHING if value is None else f"{more}{figure_text(value)}"
 
 
 def _at_least(row: Goodput) -> str:

@@ -1,4 +1,4 @@
-"""The answer in a terminal: the comparison, the verdict below it, and where the time to first token goes.
+"""The answer in a terminal: the comparison, where the time to first token goes, what it costs, and the verdict.
 
 Built to be read at 100 columns: numbers never wrap, names may, and what needs a sentence stands below the table.
 On anything but a terminal rich prints the same without colour.
@@ -18,6 +18,7 @@ from rich.text import Text
 from emulator.core.metrics import PARTS
 from emulator.core.quantities import BitsPerSecond
 from emulator.core.summary import CompareSummary, RunSummary, Verdict, Withheld
+from emulator.core.upkeep import COST_BASIS, per_kj
 
 NOTHING = "-"
 OUTCOME_STYLES = {"helps": "bold green", "hurts": "bold red", "no difference": "bold yellow"}
@@ -35,6 +36,7 @@ HEADINGS = (
 )
 LEFT_OUT_WHEN_NARROW = ("good\nreq/s", "TPOT\np50/p99", "wire\np50")
 WIDE = 100
+BYTES_PER_GB = 1e9
 PART_NAMES = {
     "queue": "queue",
     "prefill": "prefill",
@@ -43,13 +45,23 @@ PART_NAMES = {
     "decode_wait": "decode memory",
 }
 BROKEN_HEADINGS = {"orchestration": "orches-\ntration", "decode_wait": "decode\nmemory"}
+COST_HEADINGS = (
+    "KV",
+    "USD/h",
+    "watts",
+    "weights\nGB",
+    "KV room\nGB",
+    "per dollar\ndone/good",
+    "per kJ\ndone/good",
+)
+COSTS_LEFT_OUT_WHEN_NARROW = ("watts", "KV room\nGB")
 
 
 def render(compare: CompareSummary, *, judged: bool = True, width: int = WIDE) -> RenderableType:
     """What a terminal of `width` columns shows of a comparison, or of runs not `judged`; for a rich Console."""
     parts: list[RenderableType] = [comparison_table(compare.runs, narrow=width < WIDE)]
     parts += [Padding(Text(note, style="yellow"), (0, 1)) for run in compare.runs for note in warnings(run)]
-    parts += ["", breakdown_table(compare.runs)]
+    parts += ["", breakdown_table(compare.runs), "", cost_table(compare.runs, narrow=width < WIDE)]
     if judged:
         parts += ["", verdict_lines(compare)]
     return Group(*parts)
@@ -99,6 +111,37 @@ def breakdown_table(runs: Sequence[RunSummary]) -> Table:
             ms_text(run.ttft_ms.mean),
         )
     return table
+
+
+def cost_table(runs: Sequence[RunSummary], *, narrow: bool = False) -> Table:
+    """What each run's deployment costs and holds, and the requests that a dollar and a kJ of it bought.
+
+    A `narrow` one leaves out watts and KV memory, which the summary has.
+    """
+    table = run_grid(f"Costs ({COST_BASIS})")
+    shown = [heading for heading in COST_HEADINGS if not (narrow and heading in COSTS_LEFT_OUT_WHEN_NARROW)]
+    for heading in shown:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for run in runs:
+        cells = zip(COST_HEADINGS, cost_cells(run), strict=True)
+        table.add_row(folded(run.deployment), *(cell for heading, cell in cells if heading in shown))
+    return table
+
+
+def cost_cells(run: RunSummary) -> tuple[str, ...]:
+    """The cells under COST_HEADINGS; weights as `2 x 16.1` where two nodes hold a model of 16.1 GB."""
+    costs = run.costs
+    copies = costs.weight_copies
+    weights = costs.weight_bytes / copies if costs.weight_bytes and copies else None
+    return (
+        bandwidth_text(run.kv_bandwidth_bps),
+        NOTHING if costs.usd_per_h is None else f"{costs.usd_per_h:,.2f}",
+        NOTHING if costs.watts is None else f"{costs.watts:,.0f}",
+        NOTHING if weights is None else f"{copies} x {figure_text(weights / BYTES_PER_GB)}",
+        NOTHING if costs.kv_capacity_bytes is None else figure_text(costs.kv_capacity_bytes / BYTES_PER_GB),
+        _bought(costs.requests_per_usd, costs.goodput_requests_per_usd),
+        _bought(per_kj(costs.requests_per_joule), per_kj(costs.goodput_requests_per_joule)),
+    )
 
 
 def verdict_lines(compare: CompareSummary) -> Group:
@@ -194,5 +237,16 @@ def ms_text(value: float | None) -> str:
     return f"{value:z.2f}" if size < 9.995 else f"{value:.1f}" if size < 99.95 else f"{value:.0f}"
 
 
+def figure_text(value: float | None) -> str:
+    """Three digits, and all before the point: `0.125`, `12.5`, `1,250`; or a dash."""
+    if value is None:
+        return NOTHING
+    return f"{value:,.0f}" if value >= 999.5 else f"{value:#.3g}".rstrip(".")
+
+
 def _pair(first: float | None, second: float | None) -> str:
     return NOTHING if first is None and second is None else f"{ms_text(first)}/{ms_text(second)}"
+
+
+def _bought(done: float | None, good: float | None) -> str:
+    return NOTHING if done is None and good is None else f"{figure_text(done)}/{figure_text(good)}"

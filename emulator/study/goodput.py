@@ -128,6 +128,7 @@ def _concluded(runs: RatedRuns, trials: Sequence[Trial], relieved: Trial | None)
     found = bracket(trials)
     low, high = interval(trials, runs.base.slo.target)
     rate = None if found.passing is None else found.passing.rate_per_s
+    upkeep = runs.base.holdings
     bounded_by, notes = _end_of_range(runs, trials), list(runs.notes)
     if found.failing is not None and relieved is not None and _is_relief(found.failing, relieved):
         bounded_by = "kv memory"
@@ -154,6 +155,10 @@ def _concluded(runs: RatedRuns, trials: Sequence[Trial], relieved: Trial | None)
         bounded_by=bounded_by,
         trials=tuple(sorted(trials, key=lambda trial: trial.rate_per_s)),
         notes=tuple(notes),
+        usd_per_h=upkeep.usd_per_h,
+        watts=upkeep.watts,
+        requests_per_usd=None if rate is None else upkeep.per_usd(rate),
+        requests_per_joule=None if rate is None else upkeep.per_joule(rate),
     )
 
 

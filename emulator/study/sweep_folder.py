@@ -1,6 +1,6 @@
 """A sweep's folder: what it is, what is done, and the tables when all is.
 
-sweep.json      topology, axes, seeds, versions, host: a rerun must be of the same sweep to go on
+sweep.json      topology, axes, seeds, versions, host, what costs rest on: a rerun must be of the same sweep to go on
 points.jsonl    one finished point a line, appended and handed to the system as it ends
 runs.csv, runs.jsonl            one deployment under one seed at one point a row
 outcomes.csv, outcomes.jsonl    one deployment against one baseline at one point a row
@@ -22,6 +22,7 @@ import msgspec
 
 from emulator.core.errors import ConfigError
 from emulator.core.grid import Cell, PointResult, Row, outcome_row
+from emulator.core.upkeep import COST_BASIS
 from emulator.lab.run_folder import host, new_folder, pretty, versions
 
 WHAT_DIFFERS = {
@@ -48,6 +49,7 @@ class SweepFolder:
         if out is None or not (out / "sweep.json").exists():
             folder = new_folder(out, f"{name}-sweep")
             about = {"sweep": dict(identity), "versions": versions(), "host": host(), "started_unix_s": time.time()}
+            about["cost_basis"] = COST_BASIS
             (folder / "sweep.json").write_bytes(pretty(about))
             return cls(folder, {})
         _check_same(out, identity)

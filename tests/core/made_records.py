@@ -7,6 +7,12 @@ from collections.abc import Sequence
 from emulator.core.records import Outcome, Record, StepRecord
 from emulator.core.specs import Slo
 from emulator.core.summary import Fidelity, RunResult, summarize
+from emulator.core.upkeep import Holdings
+
+HOLDINGS = Holdings(
+    usd_per_h=7.2, watts=1_000.0, weight_bytes=32_000_000_000, weight_copies=2, kv_capacity_bytes=57_800_000_000
+)
+"""Two nodes with a model of 16 GB each, for 7.20 dollars an hour and 1 kW."""
 
 
 def made_record(
@@ -59,6 +65,7 @@ def made_run(
     gpus: int = 2,
     fidelity: Fidelity | None = None,
     steps: Sequence[StepRecord] = (),
+    holdings: Holdings | None = HOLDINGS,
 ) -> RunResult:
     """A run of ten seconds of arrivals."""
     summary = summarize(
@@ -70,5 +77,6 @@ def made_run(
         kv_bandwidth_bps=kv_bandwidth_bps,
         seed=1,
         fidelity=fidelity,
+        holdings=holdings,
     )
     return RunResult(summary, records, steps)

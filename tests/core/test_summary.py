@@ -24,6 +24,23 @@ def test_counts_and_shares() -> None:
     assert run.itl_ms.max == pytest.approx(20)
 
 
+def test_costs_go_by_what_completed_and_what_met_the_slo() -> None:
+    """In ten seconds 2 of 3 complete and 1 meets the SLO: 720 and 360 an hour at 7.20 USD/h, 2 and 1 in 10 kJ."""
+    records = [made_record(), made_record(ttft_ms=200), made_record(outcome="failed")]
+    costs = made_run(records, SLO).summary.costs
+    assert (costs.usd_per_h, costs.watts) == (7.2, 1000)
+    assert (costs.weight_copies, costs.weight_bytes, costs.kv_capacity_bytes) == (2, 32_000_000_000, 57_800_000_000)
+    assert costs.requests_per_usd == pytest.approx(100)
+    assert costs.goodput_requests_per_usd == pytest.approx(50)
+    assert costs.requests_per_joule == pytest.approx(0.0002)
+    assert costs.goodput_requests_per_joule == pytest.approx(0.0001)
+
+
+def test_costs_that_are_not_known_are_null() -> None:
+    costs = made_run([made_record()], SLO, holdings=None).summary.costs
+    assert set(msgspec.to_builtins(costs).values()) == {None}
+
+
 def test_a_run_with_unfinished_requests_is_saturated() -> None:
     run = made_run([made_record(), made_record(outcome="unfinished")], SLO).summary
     assert run.saturated
@@ -87,11 +104,11 @@ def test_the_document_has_the_promised_keys_and_reads_back() -> None:
     )
     data = msgspec.json.encode(document)
     keys = json.loads(data)
-    assert {"topology", "launcher", "shaping", "scale", "first_token", "runs", "verdict"} <= keys.keys()
+    assert {"topology", "launcher", "shaping", "scale", "first_token", "runs", "verdict", "cost_basis"} <= keys.keys()
     assert keys["scale"] == {"time": 1.0, "bytes": 1.0}
     promised = (
         "deployment kv_bandwidth_bps gpus requests completed failed slo_attainment request_goodput ttft_ms tpot_ms "
-        "itl_ms e2el_ms ttft_breakdown_ms kv fidelity"
+        "itl_ms e2el_ms ttft_breakdown_ms kv fidelity costs"
     )
     assert set(promised.split()) <= keys["runs"][0].keys()
     assert {"ok", "step_lateness_ms_p99", "loop_lag_ms_p99", "link_ratio", "reasons"} <= keys["runs"][0][

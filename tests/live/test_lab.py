@@ -34,6 +34,7 @@ def test_compare_prints_one_document_with_every_run(compared: tuple[dict[str, ob
     assert isinstance(runs, list)
     assert [(run["deployment"], run["kv_bandwidth_bps"]) for run in runs] == [("colocated", None), ("1P1D", 2e8)]
     assert all(run["completed"] == run["requests"] == 15 for run in runs)
+    assert [run["costs"]["requests_per_usd"] for run in runs] == pytest.approx([36_000 / 5.90] * 2), "10/s on two H100"
     assert document["launcher"] == "local"
     assert document["shaping"] == "paced"
     assert {"topology", "scale", "first_token", "verdict"} <= document.keys()

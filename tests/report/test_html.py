@@ -45,6 +45,9 @@ def test_the_page_holds_the_verdict_the_table_and_four_figures() -> None:
     assert page.index('class="verdict hurts"') < page.index("<table>") < page.index('id="attainment"')
     assert "1p1d at 5Gbps against" in page
     assert "saturated, 10 of 20" in page
+    assert "Every node holds all weights" in page
+    assert "prices are indicative; watts are TDP, an upper bound" in page
+    assert "<td>2 x 16.0</td><td>57.8</td><td>1,000/0.00</td>" in page
 
 
 def test_the_page_is_the_same_each_time() -> None:

@@ -24,6 +24,10 @@ COLOCATED = Goodput(
     gpus=2,
     rate_per_s=5.0,
     per_gpu=2.5,
+    usd_per_h=9.0,
+    watts=2_000.0,
+    requests_per_usd=2_000.0,
+    requests_per_joule=0.0025,
     next_rate_per_s=5.1,
     low_per_s=4.0,
     high_per_s=None,
@@ -37,6 +41,8 @@ SPLIT = msgspec.structs.replace(
     kv_bandwidth_bps=5e9,
     rate_per_s=6.0,
     per_gpu=3.0,
+    requests_per_usd=2_400.0,
+    requests_per_joule=0.003,
     next_rate_per_s=None,
     bounded_by="high",
     trials=(judge(6.0, [1.0, 1.0], 0.9),),
@@ -47,6 +53,8 @@ LOST = msgspec.structs.replace(
     kv_bandwidth_bps=5e9,
     rate_per_s=None,
     per_gpu=None,
+    requests_per_usd=None,
+    requests_per_joule=None,
     next_rate_per_s=1.0,
     bounded_by="low",
     trials=(judge(1.0, [0.4, 0.5], 0.9),),
@@ -91,8 +99,11 @@ def test_a_row_has_goodput_interval_and_ratio() -> None:
     lines = text.splitlines()
     assert "90% of requests" in lines[0]
     assert "3 seeds of 20s" in lines[0]
-    assert _cells(text, "1P1D") == ["1P1D", "5Gbps", "2", "≥", "6", "4", "to", "-", "≥", "3", "-", "≥", "1.20x"]
-    assert _cells(text, "2P1D") == ["2P1D", "5Gbps", "2", "<", "1", "4", "to", "-", "-", "1", "-"]
+    split = "1P1D 5Gbps 2 ≥ 6 4 to - ≥ 3 ≥ 2,400 ≥ 3.00 - ≥ 1.20x"
+    assert _cells(text, "1P1D") == split.split()
+    assert _cells(text, "2P1D") == ["2P1D", "5Gbps", "2", "<", "1", "4", "to", "-", "-", "-", "-", "1", "-"]
+    assert _cells(text, "colocated-")[-5:] == ["2.5", "2,000", "2.50", "5.1", "-"]
+    assert "Per dollar and kJ: prices are indicative; watts are TDP, an upper bound." in text
     assert MISSING_END in text
 
 
@@ -109,6 +120,7 @@ def test_a_narrow_terminal_cuts_nothing_off() -> None:
             assert headings[1] == "KV"
             assert headings[-1] in ("colocated", "best"), "the last column is there"
             assert ("ms" in headings or "GPUs" in headings) is (width == 100)
+            assert ("kJ" in shown(found, width=width)) is (width == 100 and bool(found.goodput))
 
 
 def test_what_bounds_a_row_is_a_sentence_and_one_said_of_several_is_said_once() -> None:

@@ -7,8 +7,18 @@ import pytest
 from rich.console import Console
 
 from emulator.core.summary import CompareSummary
-from emulator.report.table import breakdown_table, ms_text, percent_text, render, withheld_lines
-from tests.report.made_compare import made_compare, made_results
+from emulator.report.table import (
+    breakdown_table,
+    cost_cells,
+    cost_table,
+    figure_text,
+    ms_text,
+    percent_text,
+    render,
+    withheld_lines,
+)
+from tests.core.made_records import made_run
+from tests.report.made_compare import SLO, made_compare, made_results
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +36,8 @@ def test_every_number_stays_whole_at_100_columns(compare: CompareSummary) -> Non
     text = printed(render(compare))
     assert max(len(line) for line in text.splitlines()) <= 100
     for run in compare.runs:
-        for cell in (f"{run.completed}/{run.requests}", f"{ms_text(run.ttft_ms.p50)}/{ms_text(run.ttft_ms.p99)}"):
+        ttft = f"{ms_text(run.ttft_ms.p50)}/{ms_text(run.ttft_ms.p99)}"
+        for cell in (f"{run.completed}/{run.requests}", ttft, *cost_cells(run)):
             assert re.search(rf"(?<!\S){re.escape(cell)}(?!\S)", text), cell
     assert "…" not in text
 
@@ -60,6 +71,31 @@ def test_the_breakdown_shows_the_wire(compare: CompareSummary) -> None:
     text = printed(breakdown_table(compare.runs))
     assert re.search(r"1p1d +5Gbps .* 80\.0 ", text)
     assert "-0.00" not in text
+
+
+def test_costs_stand_below_with_what_they_rest_on(compare: CompareSummary) -> None:
+    """20 requests in ten seconds at 7.20 USD/h and 1 kW: 1,000 a dollar and 2 a kJ; none that stalled is good."""
+    text = printed(cost_table(compare.runs))
+    assert text.splitlines()[0].strip() == "Costs (prices are indicative; watts are TDP, an upper bound)"
+    assert re.search(
+        r"^ *colocated- +- +7\.20 +1,000 +2 x 16\.0 +57\.8 +1,000/0\.00 +2\.00/0\.00 *$", text, re.MULTILINE
+    )
+    assert re.search(r"^ *1p1d +5Gbps +7\.20 +1,000 +2 x 16\.0 +57\.8 +1,000/1,000 +2\.00/2\.00 *$", text, re.MULTILINE)
+    assert text.splitlines()[0].strip() in printed(render(compare))
+    narrow = printed(render(compare, width=80), width=80)
+    assert re.search(r"^ *1p1d +5Gbps +7\.20 +2 x 16\.0 +1,000/1,000 +2\.00/2\.00 *$", narrow, re.MULTILINE)
+
+
+def test_costs_that_are_not_known_are_dashes() -> None:
+    run = made_run([], SLO, deployment="nobody", holdings=None).summary
+    assert printed(cost_table([run])).splitlines()[-2].split() == ["nobody", *"-------"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "-"), (0.0, "0.00"), (0.1254, "0.125"), (99.96, "100"), (1250, "1,250")]
+)
+def test_figures_have_three_digits_and_all_before_the_point(value: float | None, text: str) -> None:
+    assert figure_text(value) == text
 
 
 def test_a_plain_file_gets_no_escape_codes_and_markup_is_not_read() -> None:

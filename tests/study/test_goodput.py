@@ -66,6 +66,16 @@ def test_the_rate_found_passes_and_the_next_one_fails(both: list[Goodput]) -> No
         assert list(trials) == sorted(trials)
 
 
+def test_goodput_is_worth_so_much_per_dollar_and_per_joule(both: list[Goodput]) -> None:
+    """Two H100 at 2.95 USD/h and 700 W each."""
+    for found in both:
+        assert found.rate_per_s is not None
+        assert found.usd_per_h == pytest.approx(5.90)
+        assert found.watts == 1400
+        assert found.requests_per_usd == pytest.approx(found.rate_per_s * 3600 / 5.90)
+        assert found.requests_per_joule == pytest.approx(found.rate_per_s / 1400)
+
+
 def test_every_trial_is_the_attainment_of_its_runs(both: list[Goodput]) -> None:
     for found in both:
         for trial in found.trials[:: max(1, len(found.trials) - 1)]:

@@ -164,8 +164,8 @@ def test_nothing_possible_is_an_error_with_the_first_reason() -> None:
 def test_heterogeneous_pools_add_up_in_dollars_and_watts() -> None:
     fits, _ = contenders(short("quickstart"), CATALOG, {}, 4, ["l40s", "h100"])
     (mixed,) = [fit.contender for fit in fits if fit.contender.deployment == "1P3D-h100+l40s"]
-    assert mixed.price_usd_per_h == pytest.approx(2.95 + 3 * 1.86)
-    assert mixed.tdp_w == pytest.approx(700 + 3 * 350)
+    assert mixed.upkeep.usd_per_h == pytest.approx(2.95 + 3 * 1.86)
+    assert mixed.upkeep.watts == pytest.approx(700 + 3 * 350)
     assert mixed.value(2.0, "per-dollar") == pytest.approx(7200 / (2.95 + 3 * 1.86))
     assert mixed.value(2.0, "per-watt") == pytest.approx(2.0 / 1.75)
 
@@ -272,6 +272,7 @@ def test_the_table_says_of_each_deployment_whether_it_was_run_and_how_far() -> N
     assert "Not run, since their prefill nodes can serve no more than: d 8/s, e 8/s" in text
     assert "Screened: searched coarsely" in text
     assert "Impossible: f, g: too small" in text
+    assert "Per dollar and kW: prices are indicative; watts are TDP, an upper bound." in text
     assert text.rstrip().endswith("Recommended: a\nOne.\nTwo.")
 
 

@@ -17,6 +17,7 @@ from emulator.core.grid import Axes, PointResult, pool_seeds, slices
 from emulator.core.specs import Stream, Topology
 from emulator.core.specs import Trace as TraceArrivals
 from emulator.core.trace import Trace, TraceRow
+from emulator.core.upkeep import Costs
 from emulator.lab.catalog_files import load_catalog
 from emulator.lab.simulated import simulated_result
 from emulator.lab.topology_files import load_topology
@@ -97,6 +98,8 @@ def test_a_row_is_the_run_and_an_outcome_the_verdict(tmp_path: Path) -> None:
         assert row["itl_ms_p50"] == summary.itl_ms.p50
         assert row["kv_bytes"] == summary.kv.bytes
         assert row["request_goodput_per_s_per_gpu"] == summary.request_goodput / 2
+        assert {name: row[name] for name in Costs.__struct_fields__} == msgspec.structs.asdict(summary.costs)
+        assert row["goodput_requests_per_usd"] == pytest.approx(summary.request_goodput * 3600 / 5.90), "two H100"
     judged = verdict.judge(simulated, topology.slo).verdicts[0]
     outcome = results[5].outcomes[0]
     assert (outcome.outcome, outcome.deciding_metric) == (judged.outcome, judged.deciding_metric)
