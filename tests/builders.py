@@ -8,10 +8,12 @@ from emulator.core.cost import FittedCost
 from emulator.core.deploy import LinkSpec, NodeSpec, RouterSpec, RunSpec
 from emulator.core.hardware import DecodeFit, FittedProfile
 from emulator.core.records import Record
-from emulator.core.specs import Overlap, Policy, Role, Routing, Scale, Slo
+from emulator.core.specs import Admission, FirstToken, Overlap, Policy, Role, Routing, Scale, Slo
 from emulator.core.workload import LoadPlan, PlannedRequest, UserPlan
 
 KV_BYTES_PER_TOKEN = 1_000
+ALL_OUTPUT = 16_000
+"""So many reserved decode tokens are the whole output of any request here."""
 
 
 def step_times(
@@ -50,7 +52,7 @@ def node_spec(
     max_num_seqs: int = 64,
     kv_blocks: int = 1_000,
     block_size: int = 16,
-    max_model_len: int = 16_000,
+    max_model_len: int = ALL_OUTPUT,
     num_reserved_decode_tokens: int = 0,
     overlap: Overlap = "none",
     kv_lease_s: float = 30.0,
@@ -103,6 +105,8 @@ def run_spec(
     node_lost_s: float = 5.0,
     request_s: float = 10_000.0,
     scale: Scale | None = None,
+    first_token: FirstToken = "handoff",
+    admission: Admission = "dispatch",
 ) -> RunSpec:
     """A run of these nodes: disaggregated when one of them prefills alone, over a link of 1 GB/s each way."""
     disaggregated = any(node.role == "prefill" for node in nodes)
@@ -111,12 +115,18 @@ def run_spec(
         topology="by-hand",
         deployment="disaggregated" if disaggregated else "colocated",
         nodes=tuple(nodes),
-        router=RouterSpec(disaggregated=disaggregated, routing=routing, node_lost_s=node_lost_s, request_s=request_s),
+        router=RouterSpec(
+            disaggregated=disaggregated,
+            routing=routing,
+            node_lost_s=node_lost_s,
+            request_s=request_s,
+            first_token=first_token,
+            admission=admission,
+        ),
         link=LinkSpec(bandwidth_bps=bits, payload_bps=bits, delay_s=delay_s) if disaggregated else None,
         load=load,
         slo=Slo(),
         scale=scale or Scale(),
-        first_token="handoff",
         seed=1,
         model="any",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,16 +14,21 @@ import pytest
 from emulator.core.deploy import RunSpec, plan_runs
 from emulator.core.quantities import Seconds
 from emulator.core.records import Record, StepRecord
-from emulator.core.specs import Scale
+from emulator.core.specs import Admission, FirstToken, Scale
 from emulator.core.workload import plan_load
 from emulator.lab.catalog_files import load_catalog
 from emulator.lab.topology_files import load_topology
 from emulator.simulate import simulate
 from tests.builders import by_id
+from tests.drawn import EVERY_ADMISSION, EVERY_FIRST_TOKEN
 from tests.virtual_live import run_live
 
 MICROSECOND = 1e-6
 TOPOLOGIES = Path(__file__).parents[1] / "topologies"
+INSTANTS = (
+    "sent_s", "first_token_s", "finish_s", "kv_start_s", "kv_end_s", "queued_s", "admitted_s", "prefill_end_s",
+    "streamed_s",
+)  # fmt: skip
 
 
 def _runs(name: str, duration_s: float = 6.0, drain_s: float = 15.0) -> list[RunSpec]:
@@ -53,6 +59,28 @@ def test_both_drivers_make_the_same_batches_and_tokens(run: RunSpec) -> None:
 @pytest.mark.parametrize("run", [_short_of_memory(run) for run in _runs("quickstart")], ids=_id)
 def test_and_when_memory_is_short(run: RunSpec) -> None:
     _check(run)
+
+
+def _handed_over(run: RunSpec, first_token: FirstToken, admission: Admission) -> RunSpec:
+    """The run handed over in this way; memory is short, so that it matters."""
+    router = msgspec.structs.replace(run.router, first_token=first_token, admission=admission)
+    run = _short_of_memory(msgspec.structs.replace(run, router=router))
+    return msgspec.structs.replace(run, deployment=f"{first_token}-{admission}")
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        _handed_over(_runs("quickstart", duration_s=4.0)[-1], first_token, admission)
+        for first_token, admission in itertools.product(EVERY_FIRST_TOKEN, EVERY_ADMISSION)
+    ],
+    ids=_id,
+)
+def test_and_however_requests_are_handed_over(run: RunSpec) -> None:
+    records = _check(run)
+    assert any(record.outcome == "completed" and record.kv_bytes for record in records)
+    assert any(record.admitted_s is not None for record in records) is (run.router.admission == "decode_reserve_first")
+    assert any(record.streamed_s is not None for record in records) is (run.first_token != "handoff")
 
 
 @pytest.mark.parametrize("run", _runs("quickstart", drain_s=0.2), ids=_id)
@@ -102,6 +130,6 @@ def _same(live: Record, simulated: Record) -> None:
         return
     for name in ("prefill_node", "decode_node", "kv_bytes"):
         assert getattr(live, name) == getattr(simulated, name), name
-    for name in ("sent_s", "first_token_s", "finish_s", "kv_start_s", "kv_end_s", "queued_s", "prefill_end_s"):
+    for name in INSTANTS:
         seen, expected = getattr(live, name), getattr(simulated, name)
         assert seen == pytest.approx(expected, abs=MICROSECOND) if expected is not None else seen is None, name

@@ -26,7 +26,8 @@ from emulator.core.workload import PlannedRequest, UserPlan
 from emulator.lab.catalog_files import load_catalog
 from emulator.lab.simulated import simulated_result
 from emulator.simulate import CLIENT, Simulated, Simulation, simulate
-from tests.builders import by_id, load_plan, node_spec, pair, request, run_spec, step_times
+from tests.builders import ALL_OUTPUT, by_id, load_plan, node_spec, pair, request, run_spec, step_times
+from tests.drawn import FIRST_TOKENS, admissions
 
 MICROSECOND = 1e-6
 CATALOG = load_catalog()
@@ -72,7 +73,7 @@ def nodes(draw: st.DrawFn, *roles: Role) -> list[NodeSpec]:
             max_num_seqs=draw(st.integers(1, 8)),
             kv_blocks=draw(st.sampled_from([130, 220, 500, 2_000])) // block_size,
             block_size=block_size,
-            num_reserved_decode_tokens=draw(st.sampled_from([0, 4, 512])),
+            num_reserved_decode_tokens=draw(st.sampled_from([0, 4, ALL_OUTPUT])),
             overlap=draw(st.sampled_from(["none", "chunk"])),
         )
         shape = msgspec.structs.replace(shape, cost=cost)
@@ -91,13 +92,16 @@ def runs(draw: st.DrawFn) -> RunSpec:
     ]
     lengths = LengthPair(UniformLength(low=1, high=60), UniformLength(low=1, high=30))
     users = [UserPlan("users", n, 0.01 * n, 0.0, lengths, seed=n) for n in range(draw(st.integers(0, 3)))]
+    cluster = draw(st.one_of(nodes("colocated"), nodes("prefill", "decode")))
     return run_spec(
-        draw(st.one_of(nodes("colocated"), nodes("prefill", "decode"))),
+        cluster,
         load_plan(requests, users=users, duration_s=0.7, drain_s=draw(st.sampled_from([0.0, 0.305, 0.9, 2_000.0]))),
         payload_bytes_per_s=draw(st.sampled_from([1e5, 1e6, 1e10])),
         delay_s=draw(st.sampled_from([0.0, 0.003])),
         routing=draw(st.sampled_from(["least_loaded", "round_robin"])),
         request_s=draw(st.sampled_from([0.5, 10_000.0])),
+        first_token=draw(FIRST_TOKENS),
+        admission=draw(admissions(cluster)),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
@@ -12,14 +13,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from emulator.core.deploy import NodeSpec, RunSpec
+from emulator.core.effects import OpenTicket
 from emulator.core.lengths import LengthPair
 from emulator.core.messages import Abort, ToRouter
 from emulator.core.records import Record, write_rows
 from emulator.core.router import Send
-from emulator.core.specs import Scale, UniformLength
+from emulator.core.specs import Admission, FirstToken, Scale, UniformLength
 from emulator.core.workload import PlannedRequest, UserPlan
-from emulator.simulate import CLIENT, Simulated, Simulation, simulate
-from tests.builders import KV_BYTES_PER_TOKEN, load_plan, node_spec, run_spec, step_times
+from emulator.simulate import CLIENT, Simulated, SimulatedNode, Simulation, simulate
+from tests.builders import ALL_OUTPUT, KV_BYTES_PER_TOKEN, load_plan, node_spec, run_spec, step_times
+from tests.drawn import EVERY_ADMISSION, EVERY_FIRST_TOKEN, FIRST_TOKENS, admissions
 
 DRAIN_S = 2_000.0
 
@@ -84,7 +87,7 @@ def disaggregated_nodes(draw: st.DrawFn) -> list[NodeSpec]:
             max_num_seqs=draw(st.integers(1, 6)),
             kv_blocks=draw(st.integers(8, 40)),
             block_size=block_size,
-            num_reserved_decode_tokens=draw(st.sampled_from([0, 4, 512])),
+            num_reserved_decode_tokens=draw(st.sampled_from([0, 4, ALL_OUTPUT])),
             overlap=draw(st.sampled_from(["none", "chunk"])),
         )
     return [
@@ -101,13 +104,16 @@ ANY_NODES = st.one_of(colocated_nodes(), disaggregated_nodes())
 def runs(draw: st.DrawFn, nodes: st.SearchStrategy[list[NodeSpec]] = ANY_NODES) -> RunSpec:
     """A cluster under a load, with a drain long enough to serve everything one by one."""
     requests, users = draw(loads())
+    cluster = draw(nodes)
     return run_spec(
-        draw(nodes),
+        cluster,
         load_plan(requests, users=users, duration_s=0.5, drain_s=DRAIN_S),
         payload_bytes_per_s=draw(st.sampled_from([1e5, 1e7, 1e10])),
         delay_s=draw(st.sampled_from([0.0, 0.003])),
         routing=draw(st.sampled_from(["least_loaded", "round_robin"])),
         scale=Scale(time=draw(st.sampled_from([1.0, 3.0])), bytes=draw(st.sampled_from([1.0, 7.0]))),
+        first_token=draw(FIRST_TOKENS),
+        admission=draw(admissions(cluster)),
     )
 
 
@@ -126,6 +132,11 @@ def _assert_nothing_is_held(simulation: Simulation, *, lost: Collection[str] = (
         assert not [*engine.scheduler.running, *engine.scheduler.waiting, *engine.scheduler.arrived]
         assert not node.expected, f"{name} expects KV that nobody wants"
         assert not node.received, f"{name} keeps KV that nobody wants"
+
+
+def _lost(simulation: Simulation) -> set[str]:
+    """Nodes that live on and that the router does not listen to."""
+    return {name for name in simulation.nodes if name not in simulation.router._nodes}
 
 
 def _assert_ended_once(record: Record) -> None:
@@ -159,11 +170,17 @@ def _refusal(run: RunSpec, prompt_tokens: int, max_tokens: int) -> bool:
     """Whether some node of the way can never serve these lengths."""
     if min(prompt_tokens, max_tokens) < 1:
         return True
+    alone = _ends_with_its_prefill(run, max_tokens)
     for node in run.nodes:
-        here = prompt_tokens + (0 if node.role == "prefill" else max_tokens)
-        if -(-here // node.block_size) > node.kv_blocks:
+        here = prompt_tokens + (0 if node.role == "prefill" and not alone else max_tokens)
+        if -(-here // node.block_size) > node.kv_blocks and not (alone and node.role == "decode"):
             return True
     return False
+
+
+def _ends_with_its_prefill(run: RunSpec, max_tokens: int) -> bool:
+    """Whether the prefill node streams all that is wanted, so that no KV moves."""
+    return run.first_token == "prefill" and max_tokens == 1
 
 
 # --- properties -------------------------------------------------------------------------------------------------
@@ -184,8 +201,8 @@ def test_every_request_ends_exactly_once_and_leaves_nothing_behind(run: RunSpec)
         _assert_ended_once(record)
         refused = _refusal(run, record.prompt_tokens, record.max_tokens)
         assert (record.outcome == "failed") is refused, record.reason
-        moved = record.prompt_tokens * KV_BYTES_PER_TOKEN if run.router.disaggregated and not refused else 0
-        assert record.kv_bytes == moved
+        moves = run.router.disaggregated and not (refused or _ends_with_its_prefill(run, record.max_tokens))
+        assert record.kv_bytes == (record.prompt_tokens * KV_BYTES_PER_TOKEN if moves else 0)
 
 
 @_examples(40)
@@ -230,10 +247,11 @@ def _lose(simulation: Simulation, choice: int, dies: bool) -> None:
 
 
 INSTANTS = st.integers(0, 800).map(lambda n: n * 0.001)
+ABORTS = st.lists(st.tuples(INSTANTS, st.integers(0, 20)), max_size=8)
 
 
 @_examples(150)
-@given(runs(), st.lists(st.tuples(INSTANTS, st.integers(0, 20)), min_size=1, max_size=8))
+@given(runs(), ABORTS.filter(bool))
 def test_aborts_at_any_instant_leave_nothing_behind(run: RunSpec, aborts: list[tuple[float, int]]) -> None:
     simulation = Simulation(run, after_event=Simulation.check_integrity)
     for at_s, choice in aborts:
@@ -245,6 +263,48 @@ def test_aborts_at_any_instant_leave_nothing_behind(run: RunSpec, aborts: list[t
         _assert_ended_once(record)
         if record.outcome == "failed" and record.reason != "aborted":
             assert _refusal(run, record.prompt_tokens, record.max_tokens)
+
+
+class CountedTickets(Simulation):
+    """How many tickets were issued for each request, and all invariants after every event."""
+
+    def __init__(self, run: RunSpec) -> None:
+        self.tickets: Counter[str] = Counter()
+        super().__init__(run, after_event=Simulation.check_integrity)
+
+    def _open(self, node: SimulatedNode, effect: OpenTicket) -> None:
+        self.tickets[effect.request_id] += 1
+        super()._open(node, effect)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("admission", EVERY_ADMISSION)
+@pytest.mark.parametrize("first_token", EVERY_FIRST_TOKEN)
+@_examples(40)
+@given(runs(disaggregated_nodes()), ABORTS)
+def test_however_requests_are_handed_over_none_is_stuck_and_none_asks_for_its_kv_twice(
+    first_token: FirstToken, admission: Admission, run: RunSpec, aborts: list[tuple[float, int]]
+) -> None:
+    router = msgspec.structs.replace(run.router, first_token=first_token, admission=admission)
+    nodes = run.nodes
+    if admission == "prefill_first":
+        nodes = tuple(msgspec.structs.replace(node, overlap="none") for node in nodes)
+    simulation = CountedTickets(msgspec.structs.replace(run, router=router, nodes=nodes))
+    for at_s, choice in aborts:
+        simulation._at(at_s, partial(_abort, simulation, choice))
+    simulated = simulation.run()
+    _assert_nothing_is_held(simulation)
+    for record in simulated.records:
+        _assert_ended_once(record)
+        assert record.outcome == "completed" or record.reason == "aborted" or _refused(simulation, record)
+        assert simulation.tickets[record.request_id] <= 1
+    assert sum(simulation.tickets.values()) >= sum(record.kv_bytes > 0 for record in simulated.records)
+    if all(node.num_reserved_decode_tokens == ALL_OUTPUT for node in nodes if node.role == "decode"):
+        assert simulated.preemptions == 0, "the whole output was reserved"
+
+
+def _refused(simulation: Simulation, record: Record) -> bool:
+    return _refusal(simulation.run_spec, record.prompt_tokens, record.max_tokens)
 
 
 @pytest.mark.slow
@@ -263,7 +323,7 @@ def test_lost_nodes_cost_a_retry_or_a_failure_with_its_reason_and_survivors_noth
     for at_s, choice in aborts:
         simulation._at(at_s, partial(_abort, simulation, choice))
     simulated = simulation.run()
-    _assert_nothing_is_held(simulation, lost=simulation.nodes.keys() - simulation.router._nodes.keys())
+    _assert_nothing_is_held(simulation, lost=_lost(simulation))
     assert simulation.recorder.strays == 0
     for record in simulated.records:
         _assert_ended_once(record)
@@ -316,7 +376,7 @@ def test_messages_that_cross_each_other_on_the_way_lose_and_leak_nothing(
         simulation._at(at_s, partial(_lose, simulation, choice, dies))
     simulated = simulation.run()
     simulation.settle()
-    _assert_nothing_is_held(simulation, lost=simulation.nodes.keys() - simulation.router._nodes.keys())
+    _assert_nothing_is_held(simulation, lost=_lost(simulation))
     assert simulation.recorder.strays == 0
     for record in simulated.records:
         _assert_ended_once(record)

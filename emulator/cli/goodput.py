@@ -19,6 +19,7 @@ from emulator.core.errors import CapacityError, ConfigError
 from emulator.core.hardware import Catalog
 from emulator.core.search_summary import LivePoint, SearchSummary, goodput_advantages, slo_advantages
 from emulator.core.specs import Topology
+from emulator.core.summary import stated_first_token
 from emulator.core.trace import Trace
 from emulator.lab import docker, unprivileged
 from emulator.lab import experiment as lab
@@ -168,7 +169,7 @@ class _Asked:
         """A summary without results."""
         return SearchSummary(
             topology=self.topology.name,
-            first_token=self.topology.deployments[0].first_token,
+            first_token=stated_first_token(d.first_token for d in self.topology.deployments if d.disaggregated),
             seed=self.topology.workload.seed,
             seeds=self.options.seeds,
             duration_s=float(self.topology.workload.duration),

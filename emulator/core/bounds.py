@@ -131,7 +131,10 @@ def servable_share(run: RunSpec, demand: Demand, limit: Limit) -> float:
     """The largest share of requests, 0 to 1, that a resource could serve, those that need least first."""
     first_s, last_s = _until_s(run, demand)
     if limit == "KV network":
-        return min(_fitting(demand.prompts, seconds * first_s) for seconds in _network_tokens_per_s(run))
+        carried, until_s = demand.prompts, first_s
+        if run.first_token == "prefill":  # the first token does not need the KV, and whoever wants no other needs none
+            carried, until_s = np.where(demand.decoded > 0, carried, 0.0), last_s
+        return min(_fitting(carried, seconds * until_s) for seconds in _network_tokens_per_s(run))
     roles: tuple[Role, ...] = ("colocated",) if limit == "prefill and decode" else (limit,)
     nodes = [node for node in run.nodes if node.role in roles]
     costs = LeastCosts(*(min(column) for column in zip(*(least_costs(node, demand) for node in nodes), strict=True)))

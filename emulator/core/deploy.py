@@ -16,6 +16,7 @@ from emulator.core.errors import CapacityError, ConfigError
 from emulator.core.hardware import Catalog, Model
 from emulator.core.pacing import payload_bits_per_s
 from emulator.core.specs import (
+    Admission,
     Deployment,
     FirstToken,
     KvNetwork,
@@ -36,7 +37,8 @@ class NodeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """One node: its role, step times, batch limits, memory and costs. Times in model seconds, KV in model bytes.
 
     `upkeep` is what its GPUs cost, `weight_bytes` what all of them hold of the model's weights; a node that stands for
-    no GPU has neither.
+    no GPU has neither. Never more output is reserved than a request asks for, so `max_model_len` reserved tokens are
+    its whole output.
     """
 
     name: str
@@ -70,6 +72,8 @@ class RouterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     node_lost_s: float
     request_s: float
     control_port: int = 0
+    first_token: FirstToken = "handoff"
+    admission: Admission = "dispatch"
 
 
 class NicSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -111,7 +115,6 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     load: LoadPlan
     slo: Slo
     scale: Scale
-    first_token: FirstToken
     seed: int
     model: str
     host_memory_bytes: int | None = None
@@ -135,6 +138,11 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             weight_copies=None if weight_bytes is None else len(self.nodes),
             kv_capacity_bytes=sum(node.kv_capacity_bytes for node in self.nodes),
         )
+
+    @property
+    def first_token(self) -> FirstToken | None:
+        """Who streams the first token; None where no KV is handed over."""
+        return self.router.first_token if self.router.disaggregated else None
 
     @property
     def kv_pairs(self) -> tuple[tuple[str, str], ...]:
@@ -186,12 +194,13 @@ def plan_runs(
                         node_lost_s=float(topology.timeouts.node_lost),
                         request_s=float(topology.timeouts.request),
                         control_port=topology.control_port,
+                        first_token=deployment.first_token,
+                        admission=deployment.admission,
                     ),
                     link=link,
                     load=load,
                     slo=topology.slo,
                     scale=topology.scale,
-                    first_token=deployment.first_token,
                     seed=topology.workload.seed,
                     model=find_model(catalog, topology.model).name,
                     host_memory_bytes=int(topology.host_memory) if topology.host_memory else None,
@@ -289,6 +298,8 @@ def _node(
         blocks = kv_block_capacity(model, gpu, pool.tp, pool.gpu_memory_utilization, pool.block_size)
     except CapacityError as error:
         raise CapacityError(f"{topology.name}, deployment {deployment.name}, {pool.role} pool: {error}") from None
+    context_tokens = min(topology.max_model_len or model.context_tokens, model.context_tokens)
+    reserved = pool.num_reserved_decode_tokens
     return NodeSpec(
         name=name,
         role=pool.role,
@@ -300,8 +311,8 @@ def _node(
         kv_blocks=blocks,
         block_size=pool.block_size,
         kv_bytes_per_token=model.kv_bytes_per_token(),
-        max_model_len=min(topology.max_model_len or model.context_tokens, model.context_tokens),
-        num_reserved_decode_tokens=pool.num_reserved_decode_tokens,
+        max_model_len=context_tokens,
+        num_reserved_decode_tokens=context_tokens if reserved == "all" else reserved,
         overlap=deployment.overlap,
         kv_lease_s=float(topology.timeouts.kv_lease),
         upkeep=Upkeep.of_gpus(gpu, pool.tp),

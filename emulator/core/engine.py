@@ -7,12 +7,12 @@ and hands over, `Reserve` takes KV in and decodes. All three meet in one schedul
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from emulator.core.deploy import NodeSpec
 from emulator.core.effects import CloseTicket, Effect, RecordStep, Reply, RunStep
 from emulator.core.incoming import Incoming
 from emulator.core.kv_pool import KvPool
+from emulator.core.life import Life
 from emulator.core.messages import (
     Abort,
     Generate,
@@ -40,27 +40,6 @@ MOST_MERGED_STEPS = 64
 """How far merged steps are planned at a time: most are overtaken by a change of the batch long before."""
 
 
-@dataclass(slots=True, eq=False)
-class Life:
-    """A sequence with the instants of its prefill on this node, model seconds; none where its KV was received."""
-
-    sequence: Sequence
-    queued_s: float | None = None
-    prefill_start_s: float | None = None
-    prefill_end_s: float | None = None
-
-    @property
-    def prefills_here(self) -> bool:
-        """Whether its prompt was queued here; recomputing a prompt whose KV was received is not its prefill."""
-        return self.queued_s is not None
-
-    def times(self) -> RequestTimes:
-        """What this node can say of the request's life so far."""
-        return RequestTimes(
-            queued_s=self.queued_s, prefill_start_s=self.prefill_start_s, prefill_end_s=self.prefill_end_s
-        )
-
-
 class Engine:
     """The engine of one node. All instants are model seconds; `new_ticket` and `kv_endpoint` serve a KV receiver.
 
@@ -84,6 +63,7 @@ class Engine:
             new_ticket=new_ticket,
         )
         self._lives: dict[str, Life] = {}
+        self._first_due: set[Sequence] = set()  # received, and without a token so far
         self._running: Running | None = None
         self._merge_steps = merge_steps
         self._token_runs = TokenRuns()
@@ -159,12 +139,17 @@ class Engine:
         request = self.incoming.arrived(ticket)
         if request is None:
             return [CloseTicket(ticket)]
-        sequence = Sequence(request.request_id, request.prompt_tokens, request.max_tokens, generated=1)
+        sequence = Sequence(request.request_id, request.prompt_tokens, request.max_tokens)
+        if request.first_token == "recompute":
+            self._first_due.add(sequence)
+        else:
+            sequence.generated = 1
         self._lives[request.request_id] = Life(sequence)
         self._close_ranks()
         self.scheduler.add_with_kv(sequence)
         times = RequestTimes(kv_start_s=start_s, kv_end_s=end_s, kv_bytes=nbytes)
-        effects = self._emit([sequence], [sequence] if sequence.max_tokens <= 1 else [], times)
+        streamed = [sequence] if request.first_token == "handoff" else []
+        effects = self._emit(streamed, [sequence] if sequence.generated >= sequence.max_tokens else [], times)
         effects.append(Reply(KvReceived(request.request_id, times)))
         return effects + self._advance(now_s)
 
@@ -190,11 +175,13 @@ class Engine:
         if refusal := self._refusal(message, here):
             return refusal
         sequence = Sequence(message.request_id, message.prompt_tokens, message.max_tokens, hand_over=hand_over)
-        self._lives[message.request_id] = Life(sequence, queued_s=now_s)
+        waits = isinstance(message, Prefill) and message.await_ticket
+        self._lives[message.request_id] = Life(sequence, queued_s=now_s, awaits_ticket=waits)
         if hand_over:
             self.outgoing.expect(message.request_id, message.prompt_tokens)
-        self._close_ranks()
-        self.scheduler.add(sequence)
+        if not waits:
+            self._close_ranks()
+            self.scheduler.add(sequence)
         return []
 
     def _reserve(self, message: Reserve) -> list[Effect]:
@@ -219,6 +206,11 @@ class Engine:
         return [Reply(Rejected(message.request_id, f"prompt of {prompt} and {output} output tokens{problem}"))]
 
     def _send_kv(self, message: SendKv, now_s: float) -> list[Effect]:
+        life = self._lives.get(message.request_id)
+        if life is not None and life.awaits_ticket:
+            life.awaits_ticket, life.admitted_s = False, now_s
+            self._close_ranks()
+            self.scheduler.add(life.sequence)
         effects = self.outgoing.ticket(message.request_id, message.ticket, message.endpoint, now_s)
         ready_s = self.outgoing.ready_s(message.request_id)
         if ready_s is not None:
@@ -229,6 +221,7 @@ class Engine:
         life = self._lives[sequence.request_id]
         if life.prefill_end_s is None and life.prefills_here:
             life.prefill_end_s = now_s
+        self._note_first([sequence], now_s)
         if not sequence.hand_over:
             return []
         self.scheduler.detach(sequence)
@@ -262,6 +255,7 @@ class Engine:
                 self._note_settled(self._running)
             effects += self._token_runs.tell(life.sequence)
             self.scheduler.remove(life.sequence, Status.FINISHED_ABORTED)
+            self._first_due.discard(life.sequence)
         return effects
 
     def _advance(self, now_s: float) -> list[Effect]:
@@ -303,7 +297,15 @@ class Engine:
         else:
             planned_s = [cost.step_s(shape)]
             self._running = Running(step, now_s, planned_s, slack=1)
+        self._note_first(step.decodes, now_s + planned_s[0])
         return RunStep(now_s, planned_s[0], shape)
+
+    def _note_first(self, sequences: Iterable[Sequence], end_s: float) -> None:
+        """The step that ends at `end_s` brings the first token of those of these that have none."""
+        if self._first_due:
+            for sequence in self._first_due.intersection(sequences):
+                self._lives[sequence.request_id].streamed_s = end_s
+                self._first_due.remove(sequence)
 
     # --- merged steps -----------------------------------------------------------------------------------------
 
@@ -341,3 +343,5 @@ class Engine:
         self.incoming.check_integrity()
         known = self._lives.keys() | set(self.incoming.request_ids())
         assert self.pool.owners() <= known, "blocks held for a request that has left"
+        here = {life.sequence for life in self._lives.values()}
+        assert self._first_due <= here, "a first token is due of a request that has left"

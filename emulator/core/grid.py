@@ -153,6 +153,7 @@ def pool_seeds(results: Sequence[RunResult], slo: Slo) -> RunResult:
         launcher=first.launcher,
         shaping=first.shaping,
         holdings=first.costs,
+        first_token=first.first_token,
     )
     return RunResult(summary, records)
 

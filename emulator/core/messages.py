@@ -4,7 +4,7 @@ The router stands in the middle: clients and nodes speak to it alone, so a ticke
 two hops and every node needs one connection. Bulk KV never travels here.
 
   client → router   Submit, Abort
-  router → prefill  Prefill, SendKv, Release, Abort, SendProbe
+  router → prefill  Prefill, Generate, SendKv, Release, Abort, SendProbe
   router → decode   Reserve, Abort, OpenProbe
   router → coloc.   Generate, Abort
   node → router     Hello, PrefillDone, KvReady, Reserved, KvReceived, StepTokens, Rejected, Heartbeat, Report,
@@ -29,6 +29,7 @@ import msgspec
 
 from emulator.core.errors import ProtocolError
 from emulator.core.records import RequestTimes
+from emulator.core.specs import FirstToken
 
 FinishReason = Literal["length", "stop", "aborted", "error"]
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
@@ -59,7 +60,7 @@ class Abort(Message, frozen=True):
 
 
 class Generate(Message, frozen=True):
-    """To a colocated node: prefill and decode this request."""
+    """To a colocated node, or a prefill node where no more than the first token is wanted: serve this request."""
 
     request_id: str
     prompt_tokens: int
@@ -67,19 +68,26 @@ class Generate(Message, frozen=True):
 
 
 class Prefill(Message, frozen=True):
-    """To a prefill node: compute this prompt, keep its KV, send it when a ticket comes."""
+    """To a prefill node: compute this prompt (with `await_ticket` once a ticket has come), keep its KV, send it when a
+    ticket comes."""
 
     request_id: str
     prompt_tokens: int
     max_tokens: int
+    await_ticket: bool = False
 
 
 class Reserve(Message, frozen=True):
-    """To a decode node: reserve KV blocks for this request and issue a ticket for its transfer."""
+    """To a decode node: reserve KV blocks for this request and issue a ticket for its transfer.
+
+    Its first token is then streamed when the KV has arrived (`handoff`), has been streamed by then (`prefill`), or is
+    made here by computing the last token of the prompt again (`recompute`).
+    """
 
     request_id: str
     prompt_tokens: int
     max_tokens: int
+    first_token: FirstToken = "handoff"
 
 
 class SendKv(Message, frozen=True):
@@ -130,7 +138,7 @@ class ReadClock(Message, frozen=True):
 
 
 class PrefillDone(Message, frozen=True):
-    """A prompt has been computed."""
+    """A prompt has been computed, and its first token with it."""
 
     request_id: str
     times: RequestTimes

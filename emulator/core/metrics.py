@@ -30,7 +30,7 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 Metric = Literal["ttft_ms", "tpot_ms", "e2el_ms", "itl_p99_ms"]
-Part = Literal["queue", "prefill", "orchestration", "wire", "decode_wait"]
+Part = Literal["queue", "prefill", "orchestration", "wire", "decode_wait", "decode"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
 PARTS: tuple[Part, ...] = get_args(Part)
 
@@ -186,19 +186,28 @@ def _ttft_parts_ms(records: Sequence[Record], ttft_ms: Floats) -> dict[Part, Flo
     """What TTFT is made of; the parts of a request add up to its TTFT.
 
     Queue runs from arrival at the prefilling node to the first step, prefill to the end of the last one; decode_wait
-    is what the KV then waits for memory at the decode node (its ticket), wire what of the transfer remains after
-    that. Orchestration is the rest: a late send, the hops, handing over. A part whose instants are unknown is 0.
+    is what the KV then waits for its ticket (for memory at the decode node, and for the messages that ask for it and
+    grant it), wire what of the transfer remains after that. Where the prefill may not start without a ticket, the
+    wait for it is decode_wait and not queue. Where the decode node computes the last token of the prompt again, decode
+    is the rest of its running step and that step. Where the first token is streamed at the end of the prefill, what
+    comes later is no part of its TTFT. Orchestration is the rest: a late send, the hops, handing over. A part whose
+    instants are unknown is 0.
     """
-    queued, start, end, ready, arrived = (
-        _column(records, name) for name in ("queued_s", "prefill_start_s", "prefill_end_s", "kv_ready_s", "kv_end_s")
+    queued, admitted, start, end, ready, arrived, streamed = (
+        _column(records, f"{name}_s")
+        for name in ("queued", "admitted", "prefill_start", "prefill_end", "kv_ready", "kv_end", "streamed")
     )
-    queue = _known(start - queued)
-    prefill = _known(end - start)
-    decode_wait = _known(np.maximum(0.0, ready - end))
-    wire = _known(np.maximum(0.0, arrived - np.fmax(ready, end)))
-    known = {"queue": queue * _MS, "prefill": prefill * _MS, "decode_wait": decode_wait * _MS, "wire": wire * _MS}
+    until = np.where(np.isnan(streamed), np.inf, streamed)
+    ready, arrived = np.minimum(ready, until), np.minimum(arrived, until)
+    known: dict[Part, Floats] = {
+        "queue": start - np.fmax(queued, admitted),
+        "prefill": end - start,
+        "decode_wait": _known(admitted - queued) + _known(np.maximum(0.0, ready - end)),
+        "wire": np.maximum(0.0, arrived - np.fmax(ready, end)),
+        "decode": np.maximum(0.0, streamed - np.fmax(arrived, np.fmax(ready, end))),
+    }
     counted = ~np.isnan(ttft_ms)
-    parts = {name: np.where(counted, values, np.nan) for name, values in known.items()}
+    parts = {part: np.where(counted, _known(seconds) * _MS, np.nan) for part, seconds in known.items()}
     parts["orchestration"] = ttft_ms - sum(parts.values())
     return {part: parts[part] for part in PARTS}
 

@@ -237,8 +237,9 @@ def _conservation(run: RunSpec, records: Sequence[Record], table: _Steps, *, sim
     A preempted request is computed again, prompt and tokens so far in one piece, and the end of that brings one token
     more. So as many decodes may be missing as whole recomputations fit into the surplus of computed tokens; and where
     everything has completed and there is no surplus, none may be missing or too many. A live node without steps was
-    lost with them.
+    lost with them. The first token is made by prefill, unless the decode node recomputes the prompt's last one.
     """
+    by_prefill = 0 if run.first_token == "recompute" else 1
     index = {node.name: number for number, node in enumerate(run.nodes)}
     needed_prompts, needed_decodes = np.zeros((2, len(run.nodes)), dtype=np.int64)
     shortest = np.full(len(run.nodes), np.iinfo(np.int64).max)
@@ -251,7 +252,7 @@ def _conservation(run: RunSpec, records: Sequence[Record], table: _Steps, *, sim
             homeless.append(f"{record.request_id} completed on {record.prefill_node} and {record.decode_node}")
             continue
         needed_prompts[prefill] += record.prompt_tokens
-        needed_decodes[decode] += record.output_tokens - 1
+        needed_decodes[decode] += record.output_tokens - by_prefill
         shortest[decode] = min(shortest[decode], record.prompt_tokens)
     computed, decoded = table.total(table.prefill_tokens), table.total(table.decode_batch)
     everything = all(record.outcome == "completed" for record in records)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from emulator.core.deploy import LinkSpec, RunSpec
-from emulator.core.records import Record
+from emulator.core.records import Record, expand_times
 from emulator.core.shaping import Bucket
 
 
@@ -58,18 +58,21 @@ def link_violations(run: RunSpec, records: Sequence[Record], allowed: Allowance,
 
 
 def _sizes(run: RunSpec, records: Iterable[Record]) -> list[str]:
-    """Whoever completed brought the KV of the whole prompt, and of nothing else."""
+    """Whoever completed brought the KV of the whole prompt and of nothing else; or none, if one node did it all."""
     per_token = {node.name: node.kv_bytes_per_token for node in run.nodes}
-    return [
-        f"KV is not conserved: {r.request_id} brought {r.kv_bytes} bytes for a prompt of {r.prompt_tokens} tokens"
-        for r in records
-        if r.outcome == "completed" and r.kv_bytes != per_token.get(r.decode_node or "", 0) * r.prompt_tokens
-    ]
+    found = []
+    for r in records:
+        moved_tokens = 0 if r.decode_node == r.prefill_node else r.prompt_tokens
+        if r.outcome == "completed" and r.kv_bytes != per_token.get(r.decode_node or "", 0) * moved_tokens:
+            brought = f"{r.request_id} brought {r.kv_bytes} bytes for a prompt of {r.prompt_tokens} tokens"
+            found.append(f"KV is not conserved: {brought}")
+    return found
 
 
 def _times(run: RunSpec, records: Iterable[Record], allowed: Allowance) -> list[str]:
-    """No KV before it is computed, no token before its KV."""
+    """No KV before it is computed, no token of a decode node before its KV."""
     whole = {node.name for node in run.nodes if node.overlap == "none"}
+    first, which = (1, "second") if run.first_token == "prefill" else (0, "first")
     found = []
     for r in records:
         if r.kv_start_s is None or r.kv_end_s is None:
@@ -77,10 +80,20 @@ def _times(run: RunSpec, records: Iterable[Record], allowed: Allowance) -> list[
         made_s = r.prefill_end_s if r.prefill_node in whole else r.prefill_start_s
         if made_s is not None and r.kv_start_s < made_s - allowed.time_s:
             found.append(f"KV was sent before it was computed: that of {r.request_id}, {made_s - r.kv_start_s:g} s")
-        elif r.first_token_s is not None and r.first_token_s < r.kv_end_s - allowed.time_s:
-            early_s = r.kv_end_s - r.first_token_s
-            found.append(f"a token came before its KV: the first of {r.request_id}, {early_s:g} s")
+            continue
+        token_s = _token_s(r, first)
+        if token_s is not None and token_s < r.kv_end_s - allowed.time_s:
+            early_s = r.kv_end_s - token_s
+            found.append(f"a token came before its KV: the {which} of {r.request_id}, {early_s:g} s")
     return found
+
+
+def _token_s(record: Record, index: int) -> float | None:
+    """When a request's first (0) or second (1) token came, without writing all out; None for none."""
+    if index == 0:
+        return record.first_token_s
+    times = expand_times(record.token_times_s[:2])
+    return float(times[1]) if times.size > 1 else None
 
 
 def _rates(run: RunSpec, link: LinkSpec, records: Iterable[Record], allowed: Allowance) -> list[str]:

@@ -239,6 +239,7 @@ def _cause(run: RunSpec, metric: Metric | None, records: Sequence[Record], busy:
             "prefill": waited["queue"] + waited["prefill"],
             "KV network": waited["wire"],
             "decode memory": waited["decode_wait"],
+            "decode": waited["decode"],
         }
         return max(waits, key=lambda name: waits[name])
     return "prefill" if busy["prefill"] >= busy["decode"] else "decode"

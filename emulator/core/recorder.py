@@ -70,7 +70,7 @@ class Recorder:
             return
         record.prefill_node, record.decode_node = message.prefill_node, message.decode_node
         times = message.times
-        record.queued_s = times.queued_s
+        record.queued_s, record.admitted_s, record.streamed_s = times.queued_s, times.admitted_s, times.streamed_s
         record.prefill_start_s, record.prefill_end_s = times.prefill_start_s, times.prefill_end_s
         record.kv_ready_s, record.kv_start_s, record.kv_end_s = times.kv_ready_s, times.kv_start_s, times.kv_end_s
         record.kv_bytes = times.kv_bytes or 0

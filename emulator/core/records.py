@@ -51,29 +51,36 @@ def expand_all(rows: Sequence[Sequence[float | TimeRun]]) -> tuple[NDArray[np.fl
 class RequestTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True, gc=False):
     """Instants of a request's life inside the cluster, model seconds from the start of the run; None = not reached.
 
-    `queued_s`: arrived at the node that prefills it. `prefill_start_s`/`prefill_end_s`: start of the first and end
-    of the last step that computed its prompt the first time. `kv_ready_s`: its (last) KV bytes were computed *and*
-    a ticket was at hand, so the link had them. `kv_start_s`/`kv_end_s`: first byte began on the wire, last byte
-    counted at the decode node. `kv_bytes`: bytes counted there.
+    `queued_s`: arrived at the node that prefills it. `admitted_s`: its ticket came, which the prefill had to wait for
+    (admission `decode_reserve_first`). `prefill_start_s`/`prefill_end_s`: start of the first and end of the last step
+    that computed its prompt the first time. `kv_ready_s`: its (last) KV bytes were computed *and* a ticket was at hand,
+    so the link had them. `kv_start_s`/`kv_end_s`: first byte began on the wire, last byte counted at the decode node.
+    `streamed_s`: its first token was there to be streamed, where that is not when the KV has arrived: at the end of its
+    prefill, or of the step in which the decode node computed the prompt's last token again (`first_token`). `kv_bytes`:
+    bytes counted at the decode node.
     """
 
     queued_s: float | None = None
+    admitted_s: float | None = None
     prefill_start_s: float | None = None
     prefill_end_s: float | None = None
     kv_ready_s: float | None = None
     kv_start_s: float | None = None
     kv_end_s: float | None = None
+    streamed_s: float | None = None
     kv_bytes: int | None = None
 
     def merged(self, later: RequestTimes) -> RequestTimes:
         """These instants with those of `later` laid over them."""
         return RequestTimes(
             queued_s=self.queued_s if later.queued_s is None else later.queued_s,
+            admitted_s=self.admitted_s if later.admitted_s is None else later.admitted_s,
             prefill_start_s=self.prefill_start_s if later.prefill_start_s is None else later.prefill_start_s,
             prefill_end_s=self.prefill_end_s if later.prefill_end_s is None else later.prefill_end_s,
             kv_ready_s=self.kv_ready_s if later.kv_ready_s is None else later.kv_ready_s,
             kv_start_s=self.kv_start_s if later.kv_start_s is None else later.kv_start_s,
             kv_end_s=self.kv_end_s if later.kv_end_s is None else later.kv_end_s,
+            streamed_s=self.streamed_s if later.streamed_s is None else later.streamed_s,
             kv_bytes=self.kv_bytes if later.kv_bytes is None else later.kv_bytes,
         )
 
@@ -103,9 +110,11 @@ class Record(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False)
     outcome: Outcome
     reason: str
     queued_s: float | None = None
+    admitted_s: float | None = None
     prefill_start_s: float | None = None
     prefill_end_s: float | None = None
     kv_ready_s: float | None = None
+    streamed_s: float | None = None
 
     def times(self) -> NDArray[np.float64]:
         """Instants of all output tokens, in seconds."""

@@ -1,14 +1,16 @@
 """The router as a state machine: places requests on nodes, carries tickets and tokens, survives lost nodes.
 
-Placement sends a request to a prefill and a decode node at the same time; they meet through the ticket that the
-decode node issues once it has reserved memory. A node knows a request by an id of its own for each attempt, so that
-what a lost attempt still says can never be taken for the present one.
+A request's prefill and decode node meet through the ticket that the decode node issues once it has reserved memory.
+When it is asked to is the *admission*: `dispatch` tells both at once; so does `decode_reserve_first`, but the prefill
+waits for the ticket; `prefill_first` chooses and asks a decode node when the prompt is computed. With `first_token =
+"prefill"` the router streams the first token as soon as it knows that it was sampled; a request for no more than that
+never meets a decode node.
+
+A node knows a request by an id of its own for each attempt, so that what a lost attempt still says can never be taken
+for the present one.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -38,6 +40,7 @@ from emulator.core.messages import (
     ToRouter,
     Welcome,
 )
+from emulator.core.placement import Node, Placement, Request
 from emulator.core.records import RequestTimes
 from emulator.core.specs import Role
 
@@ -51,57 +54,15 @@ class Send(msgspec.Struct, frozen=True, gc=False):
     message: Message
 
 
-@dataclass(slots=True, eq=False)
-class Node:
-    """A node as the router sees it."""
-
-    name: str
-    role: Role
-    capacity_tokens: int
-    heard_s: float
-    requests: int = 0
-    prefill_tokens: int = 0
-    kv_tokens: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class Request:
-    """A request in the cluster. `attempt_id` is what nodes call it; the nodes are None once they are done with it."""
-
-    request_id: str
-    client: str
-    prompt_tokens: int
-    max_tokens: int
-    submitted_s: float
-    attempt: int = 0
-    attempt_id: str = ""
-    prefill: Node | None = None
-    decode: Node | None = None
-    prefill_name: str | None = None
-    decode_name: str | None = None
-    prefilling: bool = False
-    emitted: int = 0
-    times: RequestTimes = field(default_factory=RequestTimes)
-
-
-_LOAD: Mapping[Role, Callable[[Node], tuple[int, int]]] = {
-    "prefill": lambda node: (node.prefill_tokens, node.requests),
-    "decode": lambda node: (node.kv_tokens - node.capacity_tokens, node.requests),
-    "colocated": lambda node: (node.requests, node.prefill_tokens),
-}
-
-
 class Router:
     """All live requests and the nodes that serve them. Instants are model seconds."""
 
     def __init__(self, spec: RouterSpec) -> None:
         self._spec = spec
-        self._nodes: dict[str, Node] = {}
-        self._by_role: dict[Role, list[Node]] = {}
+        self._nodes = Placement(spec.routing)
         self._clients: set[str] = set()
         self._requests: dict[str, Request] = {}
         self._attempts: dict[str, Request] = {}
-        self._turn: dict[Role, int] = {}
         self._ended: set[str] = set()
         self._ended_before: set[str] = set()
         self._swept_s = 0.0
@@ -120,8 +81,7 @@ class Router:
         if hello.role == "client":
             self._clients.add(hello.name)
         else:
-            self._nodes[hello.name] = Node(hello.name, hello.role, hello.kv_blocks * block_size, now_s)
-            self._group_nodes()
+            self._nodes.join(Node(hello.name, hello.role, hello.kv_blocks * block_size, now_s))
 
     def handle(self, peer: str, message: ToRouter, now_s: float) -> list[Send]:
         """A message from a peer that has joined."""
@@ -136,10 +96,9 @@ class Router:
     def lost(self, peer: str) -> list[Send]:
         """A peer is gone: its requests go to other nodes when no token has been sent yet, else they fail."""
         self._clients.discard(peer)
-        node = self._nodes.pop(peer, None)
+        node = self._nodes.lose(peer)
         if node is not None:
             self.lost_nodes.append(peer)
-            self._group_nodes()
         sends: list[Send] = []
         for request in list(self._requests.values()):
             if request.client == peer:
@@ -151,7 +110,7 @@ class Router:
     def tick(self, now_s: float) -> list[Send]:
         """Once in a while: nodes that fell silent are lost, requests past their deadline fail."""
         sends: list[Send] = []
-        for node in list(self._nodes.values()):
+        for node in self._nodes:
             if now_s - node.heard_s > self._spec.node_lost_s:
                 sends += self.lost(node.name)
         for request in list(self._requests.values()):
@@ -189,51 +148,51 @@ class Router:
             return "this request id was in use until just now"
         return ""
 
+    # --- dispatch ---------------------------------------------------------------------------------------------
+
     def _dispatch(self, request: Request) -> list[Send]:
-        retry = f"~{request.attempt}" if request.attempt else ""
-        request.attempt_id = request.request_id + retry
+        """Give a request to the nodes that are asked first."""
+        request.attempt_id = request.request_id + (f"~{request.attempt}" if request.attempt else "")
         request.times = RequestTimes()
-        request.prefilling = True
-        size = (request.attempt_id, request.prompt_tokens, request.max_tokens)
-        if self._spec.disaggregated:
-            prefill, decode = self._pick("prefill", request), self._pick("decode", request)
-            if prefill is None or decode is None:
-                return self._end(request, "error", f"no {'decode' if prefill else 'prefill'} node is left")
-            sends = [Send(decode.name, Reserve(*size)), Send(prefill.name, Prefill(*size))]
-        else:
-            prefill = decode = self._pick("colocated", request)
-            if prefill is None or decode is None:
-                return self._end(request, "error", "no node is left")
-            sends = [Send(prefill.name, Generate(*size))]
+        if (role := self._generating_role(request)) is not None:
+            return self._generate(request, role)
+        admission = self._spec.admission
+        prefill = self._nodes.pick("prefill", request.prompt_tokens)
+        if prefill is None:
+            return self._end(request, "error", "no prefill node is left")
+        reserve: list[Send] = []
+        if admission != "prefill_first":
+            decode = self._nodes.pick("decode", request.total_tokens)
+            if decode is None:
+                return self._end(request, "error", "no decode node is left")
+            reserve = self._reserve(request, decode)
         self._attempts[request.attempt_id] = request
-        request.prefill, request.decode = prefill, decode
-        request.prefill_name, request.decode_name = prefill.name, decode.name
-        prefill.prefill_tokens += request.prompt_tokens
-        decode.kv_tokens += request.prompt_tokens + request.max_tokens
-        for node in {prefill.name: prefill, decode.name: decode}.values():
-            node.requests += 1
-        return sends
+        self._nodes.give_prefill(request, prefill)
+        wait = admission == "decode_reserve_first"
+        message = Prefill(request.attempt_id, request.prompt_tokens, request.max_tokens, await_ticket=wait)
+        return [*reserve, Send(prefill.name, message)]
 
-    def _pick(self, role: Role, request: Request) -> Node | None:
-        """Round-robin, or the least loaded: prefill by queued prompt tokens, decode by free KV, else by requests.
+    def _generating_role(self, request: Request) -> Role | None:
+        """The role of the node that serves a request all by itself; None where two do."""
+        if not self._spec.disaggregated:
+            return "colocated"
+        return "prefill" if self._spec.first_token == "prefill" and request.max_tokens == 1 else None
 
-        Nodes on which the request can never fit come into question only when it fits on none, to refuse it.
-        """
-        need = request.prompt_tokens + (0 if role == "prefill" else request.max_tokens)
-        nodes = self._by_role.get(role, [])
-        nodes = [node for node in nodes if node.capacity_tokens >= need] or nodes
-        if not nodes:
-            return None
-        if self._spec.routing == "round_robin":
-            turn = self._turn.get(role, 0)
-            self._turn[role] = turn + 1
-            return nodes[turn % len(nodes)]
-        return min(nodes, key=_LOAD[role])
+    def _generate(self, request: Request, role: Role) -> list[Send]:
+        node = self._nodes.pick(role, request.total_tokens)
+        if node is None:
+            which = "" if role == "colocated" else f"{role} "
+            return self._end(request, "error", f"no {which}node is left")
+        self._attempts[request.attempt_id] = request
+        self._nodes.give_prefill(request, node)
+        self._nodes.give_decode(request, node)
+        return [Send(node.name, Generate(request.attempt_id, request.prompt_tokens, request.max_tokens))]
 
-    def _group_nodes(self) -> None:
-        self._by_role = {}
-        for node in self._nodes.values():
-            self._by_role.setdefault(node.role, []).append(node)
+    def _reserve(self, request: Request, decode: Node) -> list[Send]:
+        """Ask a decode node for memory, and to go on from the first token as it is to be."""
+        self._nodes.give_decode(request, decode)
+        size = (request.attempt_id, request.prompt_tokens, request.max_tokens)
+        return [Send(decode.name, Reserve(*size, first_token=self._spec.first_token))]
 
     # --- nodes ------------------------------------------------------------------------------------------------
 
@@ -255,19 +214,40 @@ class Router:
         self, request: Request, message: PrefillDone | KvReady | KvReceived | Reserved | Rejected
     ) -> list[Send]:
         match message:
-            case PrefillDone() | KvReady():
+            case PrefillDone():
+                return self._prefill_done(request, message)
+            case KvReady():
                 request.times = request.times.merged(message.times)
-                if isinstance(message, PrefillDone):
-                    self._prefilled(request)
             case KvReceived():
                 request.times = request.times.merged(message.times)
-                return self._release_prefill(request)
+                return self._first_token(request) + self._release_prefill(request)
             case Reserved() if request.prefill is not None:
                 ticket = SendKv(request.attempt_id, message.ticket, message.endpoint)
                 return [Send(request.prefill.name, ticket)]
             case Rejected():
                 return self._end(request, "error", message.reason)
         return []
+
+    def _prefill_done(self, request: Request, message: PrefillDone) -> list[Send]:
+        """A prompt is computed: its first token may be due, or only now a place to decode."""
+        request.times = request.times.merged(message.times)
+        self._nodes.prefilled(request)
+        if self._spec.first_token == "prefill":
+            request.times = request.times.merged(RequestTimes(streamed_s=message.times.prefill_end_s))
+        sends = self._first_token(request)
+        if request.decode is not None:
+            return sends
+        decode = self._nodes.pick("decode", request.total_tokens)
+        if decode is None:
+            return sends + self._end(request, "error", "no decode node is left")
+        return sends + self._reserve(request, decode)
+
+    def _first_token(self, request: Request) -> list[Send]:
+        """Where the token that prefill samples is streamed at once: it exists, by the first message that shows it."""
+        if self._spec.first_token != "prefill" or request.emitted:
+            return []
+        request.emitted = 1
+        return [Send(request.client, Tokens((TokenCount(request.request_id, 1),)))]
 
     def _tokens(self, node: Node, message: StepTokens) -> list[Send]:
         """Fan one step's tokens out: a message a client, then the requests that ended."""
@@ -277,7 +257,7 @@ class Router:
             if request is None or request.decode is not node:
                 continue
             request.emitted += n
-            self._prefilled(request)
+            self._nodes.prefilled(request)
             by_client.setdefault(request.client, []).append(TokenCount(request.request_id, n))
         sends = [Send(client, Tokens(tuple(tokens))) for client, tokens in by_client.items()]
         for finish in message.finished:
@@ -290,7 +270,7 @@ class Router:
             return []
         request.times = request.times.merged(finish.times)
         sends = self._release_prefill(request)
-        self._leave_decode(request)
+        self._nodes.leave(request)
         return sends + self._end(request, finish.reason, "")
 
     # --- endings ----------------------------------------------------------------------------------------------
@@ -318,46 +298,16 @@ class Router:
     def _leave(self, request: Request) -> list[Send]:
         """Make every node that still serves the request forget it."""
         names = {node.name for node in (request.prefill, request.decode) if node is not None}
-        self._prefilled(request)
-        if request.prefill is not None and request.prefill is not request.decode:
-            request.prefill.requests -= 1
-        request.prefill = None
-        self._leave_decode(request)
+        self._nodes.leave(request)
         self._attempts.pop(request.attempt_id, None)
         return [Send(name, Abort(request.attempt_id)) for name in sorted(names) if name in self._nodes]
 
-    def _prefilled(self, request: Request) -> None:
-        if request.prefilling and request.prefill is not None:
-            request.prefill.prefill_tokens -= request.prompt_tokens
-        request.prefilling = False
-
     def _release_prefill(self, request: Request) -> list[Send]:
         """The decode node has the KV: the prefill node may free its blocks."""
-        node = request.prefill
-        if node is None or node is request.decode:
-            return []
-        self._prefilled(request)
-        request.prefill = None
-        node.requests -= 1
-        return [Send(node.name, Release(request.attempt_id))]
-
-    def _leave_decode(self, request: Request) -> None:
-        if request.decode is None:
-            return
-        request.decode.requests -= 1
-        request.decode.kv_tokens -= request.prompt_tokens + request.max_tokens
-        if request.prefill is request.decode:
-            self._prefilled(request)
-            request.prefill = None
-        request.decode = None
+        node = self._nodes.leave_prefill(request)
+        return [Send(node.name, Release(request.attempt_id))] if node is not None else []
 
     def check_integrity(self) -> None:
-        """The load that is kept of each node equals what its requests add up to."""
-        for node in self._nodes.values():
-            here = [r for r in self._requests.values() if node in (r.prefill, r.decode)]
-            assert node.requests == len(here), "a node's request count is off"
-            prefilling = sum(r.prompt_tokens for r in here if r.prefill is node and r.prefilling)
-            assert node.prefill_tokens == prefilling, "a node's prefill load is off"
-            kv = sum(r.prompt_tokens + r.max_tokens for r in here if r.decode is node)
-            assert node.kv_tokens == kv, "a node's KV load is off"
+        """Every node's load is what its requests add up to, and every request is known by its present attempt."""
+        self._nodes.check_integrity(self._requests.values())
         assert self._attempts.keys() == {r.attempt_id for r in self._requests.values()}, "attempts out of step"

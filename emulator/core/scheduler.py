@@ -123,8 +123,8 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def add_with_kv(self, sequence: Sequence) -> None:
-        """A request whose prompt's KV has arrived; it decodes from its next token on."""
-        sequence.computed = sequence.prompt_tokens
+        """A request whose prompt's KV has arrived; it decodes from the last token on that is known of it."""
+        sequence.computed = sequence.known - 1
         sequence.prefilled = True
         sequence.status = Status.WAITING
         self.arrived.append(sequence)

@@ -12,8 +12,8 @@ import msgspec
 
 from emulator.core.search import Goodput
 from emulator.core.slo_scale import SloScale
-from emulator.core.specs import FirstToken, Slo
-from emulator.core.summary import Fidelity
+from emulator.core.specs import Slo
+from emulator.core.summary import Fidelity, StatedFirstToken
 from emulator.core.upkeep import COST_BASIS
 
 AdvantageBound = Literal["at least", "at most"]
@@ -60,11 +60,11 @@ class SearchSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     `seeds` is how many runs were asked for at each rate, the first with `seed`; `duration_s` the arrival window of
     each. Either `goodput` or, with --slo-scale, `slo_scale` has a row for each deployment and KV bandwidth, and
-    `advantages` has one for each row, null where there is nothing to compare.
+    `advantages` has one for each row, null where there is nothing to compare. `first_token` is as in `compare`.
     """
 
     topology: str
-    first_token: FirstToken
+    first_token: StatedFirstToken | None
     seed: int
     seeds: int
     duration_s: float

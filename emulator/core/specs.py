@@ -16,7 +16,8 @@ from emulator.core.quantities import BitsPerSecond, Bytes, Seconds
 Role = Literal["prefill", "decode", "colocated"]
 Policy = Literal["chunked", "prefill_first"]
 Overlap = Literal["none", "chunk"]
-FirstToken = Literal["handoff"]
+FirstToken = Literal["handoff", "prefill", "recompute"]
+Admission = Literal["dispatch", "decode_reserve_first", "prefill_first"]
 Routing = Literal["least_loaded", "round_robin"]
 RateBasis = Literal["line", "payload"]
 
@@ -201,7 +202,7 @@ class Pool(Spec, frozen=True, kw_only=True):
     max_num_seqs: PositiveInt | None = None
     gpu_memory_utilization: Fraction = 0.92
     block_size: PositiveInt = 16
-    num_reserved_decode_tokens: Annotated[int, msgspec.Meta(ge=0)] = 512
+    num_reserved_decode_tokens: Annotated[int, msgspec.Meta(ge=0)] | Literal["all"] = 512
     kv_egress: BitsPerSecond | None = None
     kv_ingress: BitsPerSecond | None = None
 
@@ -219,6 +220,7 @@ class Deployment(Spec, frozen=True, kw_only=True):
     pools: Annotated[tuple[Pool, ...], msgspec.Meta(min_length=1)]
     overlap: Overlap = "none"
     first_token: FirstToken = "handoff"
+    admission: Admission = "dispatch"
     routing: Routing = "least_loaded"
 
     def __post_init__(self) -> None:
@@ -227,6 +229,13 @@ class Deployment(Spec, frozen=True, kw_only=True):
             raise ValueError(
                 f"pools of {' and '.join(sorted(roles))}: a deployment is colocated pools alone, "
                 "or prefill and decode pools together"
+            )
+        if not self.disaggregated and (self.first_token != "handoff" or self.admission != "dispatch"):
+            raise ValueError("first_token and admission are for prefill and decode pools; colocated ones need neither")
+        if self.admission == "prefill_first" and self.overlap != "none":
+            raise ValueError(
+                'admission = "prefill_first" asks for decode memory when the prefill is done, so no KV can leave '
+                f'before: use overlap = "none", not "{self.overlap}"'
             )
 
     @property

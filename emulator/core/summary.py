@@ -7,7 +7,7 @@ of nothing, a rate of no transfer) is null, never NaN.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,6 +24,7 @@ VerdictOutcome = Literal["helps", "hurts", "no difference"]
 DecidingMetric = Literal["slo_attainment", "completion", "ttft_ms", "tpot_ms", "e2el_ms", "itl_p99_ms"]
 JudgedMetric = Literal["ttft_ms", "tpot_ms"]
 Percentile = Literal["p50", "p90", "p99"]
+StatedFirstToken = Literal[FirstToken, "mixed"]
 BreakEvenReason = Literal["always helps", "never helps", "only one bandwidth", "not monotone"]
 
 _MS = 1e3
@@ -57,6 +58,7 @@ class TtftBreakdown(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     orchestration: float | None = None
     wire: float | None = None
     decode_wait: float | None = None
+    decode: float | None = None
 
 
 class KvSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -100,8 +102,8 @@ class RunSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     failed; `saturated` says that some had not ended by the drain deadline. `requested_rate` is requests due,
     `request_goodput` requests meeting every SLO, both per second of the arrival window of `duration_s`;
     `output_throughput` is output tokens per second of the run.
-    Attainments are shares of all requests, null when there were none. `costs` goes by completed requests and by
-    `request_goodput`.
+    Attainments are shares of all requests, null when there were none. `first_token` is null where no KV is handed over.
+    `costs` goes by completed requests and by `request_goodput`.
     """
 
     deployment: str
@@ -131,6 +133,7 @@ class RunSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     ttft_breakdown_ms: TtftBreakdown
     kv: KvSummary
     fidelity: Fidelity
+    first_token: FirstToken | None = None
 
     @property
     def disaggregated(self) -> bool:
@@ -228,13 +231,16 @@ class RunParity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class CompareSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The whole document that `pdemu compare --json` prints; `parity` has live against simulated, where asked for."""
+    """The whole document that `pdemu compare --json` prints; `parity` has live against simulated, where asked for.
+
+    `first_token` is that of all runs in which KV is handed over, `mixed` where each says its own, null without any.
+    """
 
     topology: str
     launcher: str
     shaping: str
     scale: Scale
-    first_token: FirstToken
+    first_token: StatedFirstToken | None
     seed: int
     slo: Slo
     runs: tuple[RunSummary, ...]
@@ -266,6 +272,7 @@ def summarize(
     seed: int | None = None,
     fidelity: Fidelity | None = None,
     holdings: Holdings | None = None,
+    first_token: FirstToken | None = None,
 ) -> RunSummary:
     """What the records of one run come to; `duration_s` > 0 is the arrival window, in model seconds.
 
@@ -305,7 +312,14 @@ def summarize(
         ttft_breakdown_ms=_breakdown(measured),
         kv=_kv_summary(records),
         fidelity=fidelity or Fidelity(),
+        first_token=first_token,
     )
+
+
+def stated_first_token(modes: Iterable[FirstToken | None]) -> StatedFirstToken | None:
+    """One word for the modes of many runs: theirs where they agree, None without any."""
+    known = {mode for mode in modes if mode is not None}
+    return "mixed" if len(known) > 1 else next(iter(known), None)
 
 
 def _breakdown(measured: Measurements) -> TtftBreakdown:

@@ -34,6 +34,7 @@ PART_WORDS: Mapping[Part, str] = {
     "prefill": "longer prefill",
     "orchestration": "orchestration",
     "decode_wait": "waiting for decode memory",
+    "decode": "for the first decode step",
 }
 
 WORTH_NAMING_MS = 0.1
@@ -88,6 +89,8 @@ def _claim(comparison: Comparison, bounds_ms: Mapping[Metric, float]) -> str:
         wire_ms = comparison.ours.ttft_breakdown_ms.wire
         if wire_ms:
             claim += f" It gains nothing that the SLO asks for and pays {_ms(wire_ms)} of transfer in every TTFT."
+        elif comparison.ours.first_token == "prefill":
+            claim += " It gains nothing that the SLO asks for; the transfer comes after the first token."
         return claim
     difference = outcome.differences[metric]
     if metric == "slo_attainment":
@@ -170,13 +173,19 @@ def _asides(comparison: Comparison) -> list[str]:
 
 
 def _transfer(comparison: Comparison, difference_ms: float) -> str:
-    """What a TTFT difference is made of: `, of which 2.1 ms transfer`, and the other parts that grew as notably."""
+    """What a TTFT difference is made of: `, of which 2.1 ms transfer`, and the other parts that grew as notably.
+
+    Where prefill streams the first token the transfer is no part of it, which is said instead.
+    """
     changes = comparison.part_changes_ms
     link = "of which" if difference_ms >= changes["wire"] else "including"
     notable = max(WORTH_NAMING_MS, WORTH_NAMING_SHARE * abs(difference_ms))
     grown = sorted((part for part in PART_WORDS if changes[part] >= notable), key=lambda part: -changes[part])
-    named = [f"{_ms(changes['wire'])} transfer", *(f"{_ms(changes[part])} {PART_WORDS[part]}" for part in grown)]
-    return f", {link} {' and '.join(named)}"
+    named = [f"{_ms(changes[part])} {PART_WORDS[part]}" for part in grown]
+    later = comparison.ours.first_token == "prefill"
+    if not later:
+        named.insert(0, f"{_ms(changes['wire'])} transfer")
+    return (f", {link} {' and '.join(named)}" if named else "") + (" (the transfer comes after it)" if later else "")
 
 
 def _caveats(comparison: Comparison) -> list[str]:

@@ -138,7 +138,6 @@ def _small_run(batch: int) -> RunSpec:
         load=LoadPlan(requests, (), 0.1, 10.0),
         slo=Slo(),
         scale=Scale(),
-        first_token="handoff",
         seed=0,
         model="any",
     )

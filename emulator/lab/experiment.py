@@ -19,7 +19,7 @@ from emulator.core.hardware import Catalog
 from emulator.core.parity import run_parity
 from emulator.core.physics import violations
 from emulator.core.specs import Scale, Topology
-from emulator.core.summary import CompareSummary, RunParity, RunResult, summarize
+from emulator.core.summary import CompareSummary, RunParity, RunResult, stated_first_token, summarize
 from emulator.core.trace import Trace
 from emulator.core.workload import plan_load
 from emulator.lab.compose import ComposeLauncher
@@ -208,7 +208,7 @@ def summarize_experiment(
         launcher=experiment.launcher,
         shaping=_overall([result.summary.shaping for result in results]),
         scale=first.scale,
-        first_token=first.first_token,
+        first_token=stated_first_token(run.first_token for run in experiment.runs),
         seed=first.seed,
         slo=experiment.topology.slo,
         runs=tuple(result.summary for result in results),
@@ -271,6 +271,7 @@ def _result(experiment: Experiment, run: RunSpec, live: LiveResult) -> tuple[Run
         seed=run.seed,
         fidelity=fidelity.judge(run, observed),
         holdings=run.holdings,
+        first_token=run.first_token,
     )
     if experiment.shaping_of(run) == "kernel":
         kv = [node.kv for node in live.report.nodes]

@@ -28,6 +28,7 @@ def simulated_result(run: RunSpec) -> RunResult:
         seed=run.seed,
         fidelity=Fidelity(ok=not impossible, reasons=tuple(impossible)),
         holdings=run.holdings,
+        first_token=run.first_token,
     )
     return RunResult(summary=summary, records=simulated.records, steps=simulated.steps)
 

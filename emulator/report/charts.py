@@ -14,11 +14,11 @@ import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 from plotly.subplots import make_subplots
 
-from emulator.core.metrics import PARTS, Floats, Measurements, Metric, bounds_ms, measure
+from emulator.core.metrics import Floats, Measurements, Metric, bounds_ms, measure
 from emulator.core.quantities import BitsPerSecond
 from emulator.core.specs import Slo
 from emulator.core.summary import CompareSummary, RunResult, RunSummary
-from emulator.report.table import PART_NAMES, run_name
+from emulator.report.table import PART_NAMES, run_name, shown_parts
 
 PART_COLOURS = {
     "queue": "#999999",
@@ -26,6 +26,7 @@ PART_COLOURS = {
     "orchestration": "#56B4E9",
     "wire": "#009E73",
     "decode_wait": "#CC79A7",
+    "decode": "#0072B2",
 }
 BASELINE_STYLES = (("#000000", "dash"), ("#777777", "dot"), ("#444444", "dashdot"), ("#999999", "longdash"))
 DEPLOYMENT_SCALES = (
@@ -104,7 +105,7 @@ def breakdown_chart(runs: Sequence[RunSummary]) -> go.Figure:
     """Mean TTFT of completed requests by part, a bar a run."""
     figure = go.Figure(layout=base_layout(150 + 34 * len(runs), barmode="relative"))
     names = [escape(run_name(run)) for run in runs]
-    for part in PARTS:
+    for part in shown_parts(runs):
         values = [getattr(run.ttft_breakdown_ms, part) for run in runs]
         figure.add_bar(
             x=values,

@@ -111,11 +111,19 @@ def _setting(compare: CompareSummary) -> str:
         f"SLO: {wanted}, for {100 * slo.target:g}% of requests",
         f"launcher {compare.launcher}, shaping {compare.shaping}",
         f"scale.time {compare.scale.time:g}, scale.bytes {compare.scale.bytes:g}",
-        f"first token {compare.first_token}",
+        f"first token {_first_token(compare)}",
         f"seed {compare.seed}",
         "all times are model time",
     )
     return escape("; ".join(parts)) + "."
+
+
+def _first_token(compare: CompareSummary) -> str:
+    """Who streams first tokens; deployment by deployment where they differ."""
+    if compare.first_token != "mixed":
+        return compare.first_token or "where the prompt is computed"
+    modes = {run.deployment: run.first_token for run in compare.runs if run.first_token is not None}
+    return ", ".join(f"{mode} ({deployment})" for deployment, mode in modes.items())
 
 
 def _verdicts(compare: CompareSummary) -> list[str]:
@@ -187,7 +195,8 @@ def _figures(compare: CompareSummary, results: Sequence[RunResult]) -> list[str]
         "breakdown",
         "Where the time to first token goes",
         "Means over completed requests; the parts add up to the mean TTFT. Wire is the transfer after prefill, "
-        "decode memory the wait for KV blocks at the decode node, orchestration everything else.",
+        "decode memory the wait for KV blocks at the decode node, decode the step in which that node computes the "
+        "prompt's last token again, orchestration everything else.",
         breakdown_chart(compare.runs),
     )
     blocks += _figure(

@@ -15,7 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from emulator.core.metrics import PARTS
+from emulator.core.metrics import PARTS, Part
 from emulator.core.quantities import BitsPerSecond
 from emulator.core.summary import CompareSummary, RunSummary, Verdict, Withheld
 from emulator.core.upkeep import COST_BASIS, per_kj
@@ -43,6 +43,7 @@ PART_NAMES = {
     "orchestration": "orchestration",
     "wire": "link",
     "decode_wait": "decode memory",
+    "decode": "decode",
 }
 BROKEN_HEADINGS = {"orchestration": "orches-\ntration", "decode_wait": "decode\nmemory"}
 COST_HEADINGS = (
@@ -100,10 +101,11 @@ def comparison_table(runs: Sequence[RunSummary], *, narrow: bool = False) -> Tab
 def breakdown_table(runs: Sequence[RunSummary]) -> Table:
     """Where TTFT goes on average over completed requests; each row adds up to its mean."""
     table = run_grid("Mean TTFT, by part (ms)")
-    for heading in ("KV", *(BROKEN_HEADINGS.get(part, PART_NAMES[part]) for part in PARTS), "TTFT"):
+    shown = shown_parts(runs)
+    for heading in ("KV", *(BROKEN_HEADINGS.get(part, PART_NAMES[part]) for part in shown), "TTFT"):
         table.add_column(heading, justify="right", no_wrap=True)
     for run in runs:
-        parts = (getattr(run.ttft_breakdown_ms, part) for part in PARTS)
+        parts = (getattr(run.ttft_breakdown_ms, part) for part in shown)
         table.add_row(
             folded(run.deployment),
             bandwidth_text(run.kv_bandwidth_bps),
@@ -142,6 +144,11 @@ def cost_cells(run: RunSummary) -> tuple[str, ...]:
         _bought(costs.requests_per_usd, costs.goodput_requests_per_usd),
         _bought(per_kj(costs.requests_per_joule), per_kj(costs.goodput_requests_per_joule)),
     )
+
+
+def shown_parts(runs: Sequence[RunSummary]) -> list[Part]:
+    """The parts of TTFT that are shown: decode only where a decode node has made first tokens."""
+    return [part for part in PARTS if part != "decode" or any(run.ttft_breakdown_ms.decode for run in runs)]
 
 
 def verdict_lines(compare: CompareSummary) -> Group:

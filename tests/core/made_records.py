@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from emulator.core.records import Outcome, Record, StepRecord
-from emulator.core.specs import Slo
+from emulator.core.specs import FirstToken, Slo
 from emulator.core.summary import Fidelity, RunResult, summarize
 from emulator.core.upkeep import Holdings
 
@@ -66,6 +66,7 @@ def made_run(
     fidelity: Fidelity | None = None,
     steps: Sequence[StepRecord] = (),
     holdings: Holdings | None = HOLDINGS,
+    first_token: FirstToken | None = None,
 ) -> RunResult:
     """A run of ten seconds of arrivals."""
     summary = summarize(
@@ -78,5 +79,6 @@ def made_run(
         seed=1,
         fidelity=fidelity,
         holdings=holdings,
+        first_token=first_token,
     )
     return RunResult(summary, records, steps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -106,6 +107,14 @@ def test_the_share_that_can_be_served_is_what_fits_before_the_last_first_token()
     assert servable_share(rate_run(Slo(ttft_ms=1500)), demand, "prefill") == pytest.approx(11 / 20)
     assert servable_share(rate_run(Slo()), demand, "prefill") == pytest.approx(12 / 20), "the drain is the limit"
     assert servable_share(rate_run(Slo()), demand, "decode") == 1.0
+
+
+def test_kv_need_not_be_there_by_the_first_token_where_prefill_streams_it() -> None:
+    run = rate_run(Slo(ttft_ms=500), 1e6)
+    early = msgspec.structs.replace(run, router=msgspec.structs.replace(run.router, first_token="prefill"))
+    demand = Demand(np.full(24, 1000.0), np.array([1.0] * 8 + [101.0] * 16))
+    assert servable_share(run, demand, "KV network") == pytest.approx(10 / 24), "by 10.5 s"
+    assert servable_share(early, demand, "KV network") == pytest.approx(20 / 24), "by 12 s, and 8 move none"
 
 
 def test_requests_that_need_least_are_counted_first() -> None:

@@ -132,6 +132,37 @@ def test_pools_of_one_role_number_their_nodes_through_and_may_differ() -> None:
     assert {node.overlap for node in run.nodes} == {"chunk"}
 
 
+def test_the_whole_output_may_be_reserved() -> None:
+    pools = [{"role": "prefill"}, {"role": "decode", "num_reserved_decode_tokens": "all"}]
+    run = _runs(_topology(deployments=[{"name": "1P1D", "pools": pools}], max_model_len=2_000))[0]
+    assert [node.num_reserved_decode_tokens for node in run.nodes] == [512, 2_000]
+
+
+def test_how_requests_are_handed_over_is_said_by_the_deployment() -> None:
+    split = {**DISAGGREGATED, "first_token": "recompute", "admission": "prefill_first"}
+    colocated, first, second = _runs(_topology(deployments=[COLOCATED, split]))
+    assert (first.router.first_token, first.router.admission) == ("recompute", "prefill_first")
+    assert [run.first_token for run in (colocated, first, second)] == [None, "recompute", "recompute"]
+
+
+@pytest.mark.parametrize(
+    ("deployment", "said"),
+    [
+        ({**COLOCATED, "first_token": "prefill"}, "first_token and admission are for prefill and decode pools"),
+        ({**COLOCATED, "admission": "prefill_first"}, "first_token and admission are for prefill and decode pools"),
+        (
+            {**DISAGGREGATED, "admission": "prefill_first", "overlap": "chunk"},
+            'so no KV can leave before: use overlap = "none", not "chunk"',
+        ),
+    ],
+)
+def test_ways_of_handing_over_that_do_not_go_together_are_refused(deployment: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        _topology(deployments=[deployment])
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 def test_the_cost_model_is_the_topologys_choice() -> None:
     assert isinstance(_runs(_topology())[0].nodes[0].cost, RooflineCost)
     fitted = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from functools import partial
 
 import msgspec
@@ -233,6 +234,44 @@ def test_held_kv_keeps_further_prompts_waiting_until_it_is_released() -> None:
     assert step.start_s == 0.5
 
 
+def test_a_prefill_that_awaits_its_ticket_starts_with_it() -> None:
+    engine = _prefill_engine()
+    assert engine.handle(Prefill("a", 125, 5, await_ticket=True), 0.0) == []
+    assert _step(engine.handle(Prefill("b", 125, 5), 0.0)) is not None, "others do not wait behind it"
+    assert engine.handle(SendKv("a", 7, "there"), 0.1) == []
+    step = _step(engine.step_done(0.125))
+    assert step is not None
+    assert step.start_s == 0.125
+    effects = engine.step_done(0.25)
+    assert _others(effects) == [Transmit("a", 7, "there", 0, 125_000, 125_000)]
+    times = RequestTimes(queued_s=0.0, admitted_s=0.1, prefill_start_s=0.125, prefill_end_s=0.25, kv_ready_s=0.25)
+    assert _replies(effects) == [PrefillDone("a", times)]
+
+
+def test_a_prefill_that_awaits_its_ticket_can_be_aborted_and_given_up() -> None:
+    engine = _prefill_engine(kv_lease_s=10.0)
+    engine.handle(Prefill("a", 100, 5, await_ticket=True), 0.0)
+    engine.check_integrity()
+    assert engine.handle(Abort("a"), 0.1) == []
+    assert engine.idle
+    assert engine.handle(SendKv("a", 7, "there"), 0.2) == []
+    engine.handle(Prefill("b", 100, 5, await_ticket=True), 0.3)
+    (rejected, _) = _replies(engine.tick(10.4))
+    assert isinstance(rejected, Rejected)
+    assert rejected.request_id == "b"
+    assert engine.idle
+
+
+def test_a_prefill_node_serves_a_request_for_one_token_by_itself() -> None:
+    engine = _prefill_engine()
+    engine.handle(Generate("a", 100, 1), 0.0)
+    times = RequestTimes(queued_s=0.0, prefill_start_s=0.0, prefill_end_s=0.1)
+    effects = engine.step_done(0.1)
+    assert _replies(effects) == [_tokens("a", finished=(NodeFinish("a", "length", times),))]
+    assert _others(effects) == []
+    assert engine.idle
+
+
 # --- decode -------------------------------------------------------------------------------------------------------
 
 
@@ -264,6 +303,59 @@ def test_a_request_for_one_token_ends_when_its_kv_arrives() -> None:
     ]
     assert _step(effects) is None
     assert engine.idle
+
+
+RECEIVED = RequestTimes(kv_start_s=0.1, kv_end_s=0.2, kv_bytes=100_000)
+
+
+def test_where_prefill_has_streamed_the_first_token_the_second_is_the_first_here() -> None:
+    engine = _decode_engine()
+    engine.handle(Reserve("a", 100, 2, first_token="prefill"), 0.0)
+    effects = engine.kv_arrived(1, 100_000, 0.1, 0.2, 0.2)
+    assert _replies(effects) == [KvReceived("a", RECEIVED)]
+    assert _step(effects) is not None
+    assert _replies(engine.step_done(0.21)) == [_tokens("a", finished=(NodeFinish("a", "length"),))]
+    assert engine.idle
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2])
+def test_recomputing_the_last_prompt_token_brings_the_first_one(max_tokens: int) -> None:
+    engine = _decode_engine()
+    engine.handle(Reserve("a", 100, max_tokens, first_token="recompute"), 0.0)
+    effects = engine.kv_arrived(1, 100_000, 0.1, 0.2, 0.2)
+    assert _replies(effects) == [KvReceived("a", RECEIVED)]
+    step = _step(effects)
+    assert step is not None
+    assert (step.shape.decode_batch, step.shape.decode_context_sum) == (1, 100), "it attends to the prompt alone"
+    finished = (NodeFinish("a", "length", RequestTimes(streamed_s=0.2 + 0.01)),)
+    replies = _replies(engine.step_done(0.21))
+    if max_tokens == 2:
+        assert replies == [_tokens("a")]
+        replies = _replies(engine.step_done(0.22))
+    assert replies == [_tokens("a", finished=finished)]
+    assert engine.idle
+
+
+def test_a_request_preempted_before_its_first_token_gets_it_when_it_is_computed_again() -> None:
+    engine = _decode_engine(kv_blocks=4, block_size=10, max_num_seqs=1)
+    engine.handle(Reserve("a", 20, 15, first_token="handoff"), 0.0)
+    engine.handle(Reserve("b", 20, 5, first_token="recompute"), 0.0)
+    engine.kv_arrived(1, 20_000, 0.0, 0.0, 0.0)
+    engine.kv_arrived(2, 20_000, 0.0, 0.0, 0.0)
+    tokens: Counter[str] = Counter()
+    finishes: list[NodeFinish] = []
+    now_s = 0.0
+    while (until_s := engine.busy_until_s) is not None:
+        now_s = until_s
+        for message in _replies(engine.step_done(now_s)):
+            assert isinstance(message, StepTokens)
+            tokens.update({t.request_id: t.n for t in message.tokens})
+            finishes += message.finished
+        engine.check_integrity()
+    assert tokens == {"a": 14, "b": 5}
+    assert engine.idle
+    (of_b,) = [finish.times for finish in finishes if finish.request_id == "b"]
+    assert of_b.streamed_s == pytest.approx(now_s - 4 * 0.01), "four tokens follow the first, one a step"
 
 
 @pytest.mark.parametrize(("reserved_tokens", "blocks"), [(0, 7), (10, 7), (12, 7), (13, 8), (512, 9)])

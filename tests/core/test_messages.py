@@ -85,6 +85,8 @@ TO_NODE: tuple[Message, ...] = (
     Stop(),
     Generate("a", 1, 2),
     Prefill("a", 1, 2),
+    Prefill("a", 1, 2, await_ticket=True),
+    Reserve("a", 1, 2, first_token="recompute"),
     Reserve("ä ~ 漢", 1, 2),
     SendKv("a", 7, "tcp://127.0.0.1:4711"),
     Release("a"),

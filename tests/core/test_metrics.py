@@ -90,7 +90,40 @@ def test_ttft_breakdown_by_hand() -> None:
     )
     parts = metrics.measure([record]).ttft_parts_ms
     assert {part: float(values[0]) for part, values in parts.items()} == pytest.approx(
-        {"queue": 6, "prefill": 50, "decode_wait": 5, "wire": 30, "orchestration": 9}
+        {"queue": 6, "prefill": 50, "decode_wait": 5, "wire": 30, "decode": 0, "orchestration": 9}
+    )
+
+
+LIVED = msgspec.structs.replace(
+    made_record(scheduled_s=1.0, ttft_ms=100, gaps_ms=(30, 10)),
+    queued_s=1.004,
+    prefill_start_s=1.010,
+    prefill_end_s=1.060,
+    kv_ready_s=1.065,
+    kv_start_s=1.066,
+    kv_end_s=1.085,
+)
+"""Its KV is ready 5 ms after its prefill and 20 ms on the way; the client has its first token at 1.1 s."""
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        # The decode node had computed the last token again at 1.097 s.
+        ({"streamed_s": 1.097}, {"decode_wait": 5, "wire": 20, "decode": 12, "orchestration": 7}),
+        # The first token was streamed when the prefill was done, and reached the client only after the KV had arrived.
+        ({"streamed_s": 1.060}, {"orchestration": 44}),
+        # It had to wait for its ticket before the prefill, and the ticket was there at its end.
+        ({"admitted_s": 1.009, "kv_ready_s": 1.060}, {"queue": 1, "decode_wait": 5, "wire": 25, "orchestration": 19}),
+    ],
+)
+def test_ttft_breakdown_where_the_first_token_is_streamed_or_memory_asked_for_otherwise(
+    changes: dict[str, float], expected: dict[str, float]
+) -> None:
+    parts = metrics.measure([msgspec.structs.replace(LIVED, **changes)]).ttft_parts_ms
+    nothing = dict.fromkeys(metrics.PARTS, 0.0)
+    assert {part: float(values[0]) for part, values in parts.items()} == pytest.approx(
+        {**nothing, "queue": 6, "prefill": 50, **expected}
     )
 
 
@@ -119,7 +152,7 @@ def any_record(draw: st.DrawFn) -> Record:
         gaps_ms=gaps,
         outcome=draw(st.sampled_from(["completed", "completed", "failed", "unfinished"])),
     )
-    names = ("queued_s", "prefill_start_s", "prefill_end_s", "kv_ready_s", "kv_end_s")
+    names = ("queued_s", "admitted_s", "prefill_start_s", "prefill_end_s", "kv_ready_s", "kv_end_s", "streamed_s")
     return msgspec.structs.replace(made, **{name: draw(INSTANTS) for name in names})
 
 

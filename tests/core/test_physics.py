@@ -57,6 +57,7 @@ def real_run(name: str, deployment: str, changes: Mapping[str, object] = Mapping
     return plan_runs(topology, load_catalog(), plan_load(workload, {}), deployments=[deployment])[0]
 
 
+FIRST_TOKENS = load_plan([request(f"r{i}", prompt_tokens=100, max_tokens=1 + i % 2) for i in range(6)])
 SHORT_OF_MEMORY = load_plan([request(f"r{i}", prompt_tokens=100, max_tokens=80) for i in range(6)])
 
 CLEAN = {
@@ -72,6 +73,12 @@ CLEAN = {
     ),
     "preempted, colocated": run_spec([node_spec(kv_blocks=24)], SHORT_OF_MEMORY),
     "preempted, disaggregated": run_spec(pair(decode_blocks=24), SHORT_OF_MEMORY),
+    "first token from prefill": run_spec(pair(), LOAD, payload_bytes_per_s=2e6, first_token="prefill"),
+    "first tokens alone": run_spec(pair(), FIRST_TOKENS, first_token="prefill"),
+    "first token recomputed": run_spec(pair(), LOAD, payload_bytes_per_s=2e6, first_token="recompute"),
+    "recomputed and preempted": run_spec(pair(decode_blocks=24), SHORT_OF_MEMORY, first_token="recompute"),
+    "memory first": run_spec(pair(decode_blocks=24), LOAD, admission="decode_reserve_first"),
+    "prefill first, then memory": run_spec(pair(decode_blocks=24), LOAD, admission="prefill_first"),
     "users": user_load(),
     "cut at the drain": user_load(duration_s=1.0, drain_s=0.05),
     "roofline, colocated": real_run("quickstart", "colocated-chunked-512"),
@@ -90,7 +97,7 @@ def test_a_simulated_run_breaks_no_law(case: str) -> None:
 
 
 def test_the_clean_runs_are_of_the_kinds_that_they_are_called() -> None:
-    for case in ("preempted, colocated", "preempted, disaggregated"):
+    for case in ("preempted, colocated", "preempted, disaggregated", "recomputed and preempted"):
         assert simulate(CLEAN[case]).preemptions
     assert any(record.outcome == "unfinished" for record in simulate(CLEAN["cut at the drain"]).records)
 
@@ -181,6 +188,26 @@ BROKEN: dict[str, tuple[Break, str]] = {
         "a token came before its KV: the first of r7",
     ),
 }  # fmt: skip
+
+
+def test_where_prefill_streams_the_first_token_the_second_must_not_come_before_its_kv() -> None:
+    run = CLEAN["first token from prefill"]
+    records, steps = rows_of(run)
+    last = records[-1]
+    assert last.kv_end_s is not None
+    assert last.first_token_s is not None
+    assert last.first_token_s < last.kv_end_s
+    records[-1] = msgspec.structs.replace(last, kv_end_s=last.kv_end_s + 0.02)
+    found = violations(run, records, steps, simulated=True)
+    assert found == ["a token came before its KV: the second of r7, 0.01 s"]
+
+
+def test_where_the_decode_node_makes_the_first_token_it_must_have_decoded_it() -> None:
+    run = CLEAN["first token recomputed"]
+    records, steps = rows_of(run)
+    row = max(n for n, step in enumerate(steps) if step.kind == "decode")
+    found = violations(run, records, [*steps[:row], *steps[row + 1 :]], simulated=True)
+    assert any("decode-0 decoded 39 tokens, its requests have 40" in sentence for sentence in found), found
 
 
 @pytest.mark.parametrize("case", BROKEN)

@@ -12,11 +12,13 @@ from tests.builders import request
 
 TIMES = RequestTimes(
     queued_s=0.1,
+    admitted_s=0.15,
     prefill_start_s=0.2,
     prefill_end_s=0.3,
     kv_ready_s=0.4,
     kv_start_s=0.5,
     kv_end_s=0.6,
+    streamed_s=0.7,
     kv_bytes=1_000,
 )
 
@@ -54,8 +56,11 @@ def test_every_token_has_its_instant() -> None:
     assert (record.first_token_s, record.finish_s, record.output_tokens) == (2.0, 2.5, 3)
     assert (record.outcome, record.reason) == ("completed", "")
     assert (record.prefill_node, record.decode_node, record.kv_bytes) == ("p", "d", 1_000)
-    said = ("queued_s", "prefill_start_s", "prefill_end_s", "kv_ready_s", "kv_start_s", "kv_end_s")
-    assert [getattr(record, name) for name in said] == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
+    said = (
+        "queued_s", "admitted_s", "prefill_start_s", "prefill_end_s", "kv_ready_s", "kv_start_s", "kv_end_s",
+        "streamed_s",
+    )  # fmt: skip
+    assert [getattr(record, name) for name in said] == [0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7]
 
 
 @pytest.mark.parametrize(

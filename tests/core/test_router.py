@@ -31,14 +31,28 @@ from emulator.core.messages import (
 )
 from emulator.core.records import RequestTimes
 from emulator.core.router import Router, Send
-from emulator.core.specs import Role, Routing
+from emulator.core.specs import Admission, FirstToken, Role, Routing
 
 
 def _router(
-    *, prefill: int = 0, decode: int = 0, colocated: int = 0, routing: Routing = "least_loaded", blocks: int = 1_000
+    *,
+    prefill: int = 0,
+    decode: int = 0,
+    colocated: int = 0,
+    routing: Routing = "least_loaded",
+    blocks: int = 1_000,
+    first_token: FirstToken = "handoff",
+    admission: Admission = "dispatch",
 ) -> Router:
     """A router that knows nodes named `prefill-0` … and the clients `client` and `other`."""
-    spec = RouterSpec(disaggregated=prefill + decode > 0, routing=routing, node_lost_s=5.0, request_s=60.0)
+    spec = RouterSpec(
+        disaggregated=prefill + decode > 0,
+        routing=routing,
+        node_lost_s=5.0,
+        request_s=60.0,
+        first_token=first_token,
+        admission=admission,
+    )
     router = Router(spec)
     counts: dict[Role, int] = {"prefill": prefill, "decode": decode, "colocated": colocated}
     for role, count in counts.items():
@@ -155,6 +169,102 @@ def test_a_request_that_ends_with_its_handoff_releases_the_prefill_node() -> Non
     assert Send("prefill-0", Release("a")) in sends
     assert router.handle("decode-0", KvReceived("a", RequestTimes()), 0.4) == []
     router.check_integrity()
+
+
+# --- first token and admission --------------------------------------------------------------------------------------
+
+
+def test_the_decode_node_is_told_who_streams_the_first_token() -> None:
+    for first_token in ("prefill", "recompute"):
+        router = _router(prefill=1, decode=1, first_token=first_token)
+        assert _submit(router, "a")[0] == Send("decode-0", Reserve("a", 100, 10, first_token=first_token))
+
+
+def test_a_first_token_from_prefill_goes_out_when_the_prompt_is_done() -> None:
+    router = _router(prefill=1, decode=1, first_token="prefill")
+    _submit(router, "a")
+    first = [Send("client", Tokens((TokenCount("a", 1),)))]
+    assert router.handle("prefill-0", PrefillDone("a", RequestTimes(prefill_end_s=0.2)), 0.2) == first
+    assert router.handle("decode-0", KvReceived("a", RequestTimes(kv_end_s=0.4)), 0.4) == [
+        Send("prefill-0", Release("a"))
+    ]
+    ended = router.handle("decode-0", _tokens("a", finished=(NodeFinish("a", "length"),)), 0.5)
+    times = RequestTimes(prefill_end_s=0.2, kv_end_s=0.4, streamed_s=0.2)
+    assert ended == [*first, Send("client", Finished("a", "length", "", "prefill-0", "decode-0", times))]
+    router.check_integrity()
+
+
+def test_a_first_token_from_prefill_is_streamed_once_even_if_word_of_it_is_overtaken() -> None:
+    router = _router(prefill=1, decode=1, first_token="prefill")
+    _submit(router, "a")
+    assert router.handle("decode-0", KvReceived("a", RequestTimes()), 0.4) == [
+        Send("client", Tokens((TokenCount("a", 1),))),
+        Send("prefill-0", Release("a")),
+    ]
+    assert router.handle("prefill-0", PrefillDone("a", RequestTimes()), 0.41) == []
+
+
+def test_a_request_for_the_first_token_alone_never_meets_a_decode_node_where_prefill_streams_it() -> None:
+    router = _router(prefill=2, decode=1, first_token="prefill")
+    assert _submit(router, "a", max_tokens=1) == [Send("prefill-0", Generate("a", 100, 1))]
+    assert _submit(router, "b", max_tokens=1) == [Send("prefill-1", Generate("b", 100, 1))]
+    assert router.handle("prefill-0", _tokens("a", finished=(NodeFinish("a", "length"),)), 0.1) == [
+        Send("client", Tokens((TokenCount("a", 1),))),
+        Send("client", Finished("a", "length", "", "prefill-0", "prefill-0")),
+    ]
+    router.check_integrity()
+    assert router.lost("prefill-1") == [Send("prefill-0", Generate("b~1", 100, 1))]
+    (*_, finished) = router.lost("prefill-0")
+    assert isinstance(finished.message, Finished)
+    assert finished.message.detail == "no prefill node is left"
+
+
+def test_a_lost_decode_node_fails_a_request_whose_first_token_prefill_has_streamed() -> None:
+    router = _router(prefill=1, decode=2, first_token="prefill")
+    _submit(router, "a")
+    router.handle("prefill-0", PrefillDone("a", RequestTimes()), 0.2)
+    (*_, finished) = router.lost("decode-0")
+    assert isinstance(finished.message, Finished)
+    assert finished.message.detail == "node decode-0 was lost after 1 tokens"
+
+
+def test_reserving_first_prefill_is_told_to_wait_for_the_ticket() -> None:
+    router = _router(prefill=1, decode=1, admission="decode_reserve_first")
+    assert _submit(router, "a") == [
+        Send("decode-0", Reserve("a", 100, 10)),
+        Send("prefill-0", Prefill("a", 100, 10, await_ticket=True)),
+    ]
+    assert router.handle("decode-0", Reserved("a", 7, "there"), 0.1) == [Send("prefill-0", SendKv("a", 7, "there"))]
+
+
+def test_prefilling_first_a_decode_node_is_chosen_and_asked_when_the_prompt_is_done() -> None:
+    router = _router(prefill=1, decode=2, admission="prefill_first")
+    assert _submit(router, "a", 500) == [Send("prefill-0", Prefill("a", 500, 10))]
+    assert _submit(router, "b", 100) == [Send("prefill-0", Prefill("b", 100, 10))]
+    assert router.lost("decode-0") == [], "nobody waits for it"
+    router.join(Hello("decode-2", "decode", "", 1_000), 16, 0.0)
+    assert router.handle("prefill-0", PrefillDone("a", RequestTimes()), 0.5) == [
+        Send("decode-1", Reserve("a", 500, 10))
+    ]
+    router.check_integrity()
+    assert router.handle("prefill-0", PrefillDone("b", RequestTimes()), 0.6) == [
+        Send("decode-2", Reserve("b", 100, 10))
+    ]
+    router.check_integrity()
+
+
+def test_prefilling_first_a_request_fails_when_no_decode_node_is_left_then() -> None:
+    router = _router(prefill=1, decode=1, admission="prefill_first")
+    _submit(router, "a")
+    router.lost("decode-0")
+    assert router.handle("prefill-0", PrefillDone("a", RequestTimes()), 0.5) == [
+        Send("prefill-0", Abort("a")),
+        Send("client", Finished("a", "error", "no decode node is left", "prefill-0", None)),
+    ]
+    router.check_integrity()
+
+
+# --- tokens and endings ---------------------------------------------------------------------------------------------
 
 
 def test_one_steps_tokens_reach_each_client_in_one_message() -> None:

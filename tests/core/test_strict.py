@@ -96,7 +96,10 @@ def test_a_good_topology_is_read_and_written_back_unchanged() -> None:
             "kv_network.rate_basis = 'bits'",
         ),
         ("deployments.1.overlap", "layer", "overlap = 'layer': invalid enum value 'layer'; allowed: none, chunk"),
-        ("deployments.1.first_token", "prefill", "allowed: handoff"),
+        ("deployments.1.first_token", "decode", "allowed: handoff, prefill, recompute"),
+        ("deployments.1.admission", "early", "allowed: dispatch, decode_reserve_first, prefill_first"),
+        (f"{POOL}.num_reserved_decode_tokens", "some", "num_reserved_decode_tokens = 'some': invalid enum value"),
+        (f"{POOL}.num_reserved_decode_tokens", -1, "num_reserved_decode_tokens = -1: expected `int` >= 0"),
         ("cost", "exact", "cost = 'exact': invalid enum value 'exact'; allowed: roofline, fitted"),
         # numbers
         (f"{STREAM}.arrivals.rate_per_s", 0, "workload.streams[0].arrivals.rate_per_s = 0: expected `float` > 0.0"),

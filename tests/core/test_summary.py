@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from emulator.core.specs import Scale, Slo
-from emulator.core.summary import CompareSummary, Fidelity, RunSummary, summarize
+from emulator.core.summary import CompareSummary, Fidelity, RunSummary, stated_first_token, summarize
 from tests.core.made_records import made_record, made_run
 
 SLO = Slo(ttft_ms=150, tpot_ms=25)
@@ -115,6 +115,12 @@ def test_the_document_has_the_promised_keys_and_reads_back() -> None:
         "fidelity"
     ].keys()
     assert msgspec.json.decode(data, type=CompareSummary) == document
+
+
+def test_one_word_says_who_streams_first_tokens_where_all_runs_agree() -> None:
+    assert stated_first_token([None, "prefill", "prefill"]) == "prefill"
+    assert stated_first_token(["handoff", None, "recompute"]) == "mixed"
+    assert stated_first_token([None]) is None
 
 
 def test_fidelity_is_kept() -> None:

@@ -80,6 +80,15 @@ def test_a_small_transfer_is_no_difference_but_its_cost_is_said() -> None:
     assert low > 0  # certain, yet not material
 
 
+def test_a_transfer_after_the_first_token_is_not_said_to_be_in_it() -> None:
+    ours = traffic(lambda i: {"more_ttft_ms": 2.4})
+    verdict = only(judge([made_run(traffic(), SLO), split(ours, first_token="prefill")], SLO))
+    assert "the transfer comes after the first token." in verdict.text
+    parts = "of which 1.9 ms longer prefill and 0.5 ms more queueing for prefill (the transfer comes after it)"
+    assert f"TTFT +2.4 ms, {parts}." in verdict.text
+    assert "of transfer" not in verdict.text
+
+
 def test_the_latency_furthest_from_its_bound_decides_and_mixed_signs_are_said() -> None:
     ours = traffic(lambda i: {"more_ttft_ms": 100.0, "wire_ms": 90.0, "gaps_ms": [12.0] * 10})
     verdict = only(judge([made_run(traffic(), SLO), split(ours)], SLO))

@@ -3,6 +3,7 @@ from __future__ import annotations
 from html.parser import HTMLParser
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -48,6 +49,19 @@ def test_the_page_holds_the_verdict_the_table_and_four_figures() -> None:
     assert "Every node holds all weights" in page
     assert "prices are indicative; watts are TDP, an upper bound" in page
     assert "<td>2 x 16.0</td><td>57.8</td><td>1,000/0.00</td>" in page
+
+
+def test_the_page_says_who_streams_first_tokens_and_each_by_itself_where_they_differ() -> None:
+    results = made_results()
+    compare = made_compare(results)
+    assert "first token handoff;" in render_html(compare, results)
+    modes = (None, None, "prefill", "prefill", "recompute")
+    runs = [
+        msgspec.structs.replace(run, first_token=mode, deployment=run.deployment if mode != "recompute" else "vllm")
+        for run, mode in zip(compare.runs, modes, strict=True)
+    ]
+    mixed = msgspec.structs.replace(compare, first_token="mixed", runs=tuple(runs))
+    assert "first token prefill (1p1d), recompute (vllm);" in render_html(mixed, results)
 
 
 def test_the_page_is_the_same_each_time() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import re
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -96,6 +97,14 @@ def test_costs_that_are_not_known_are_dashes() -> None:
 )
 def test_figures_have_three_digits_and_all_before_the_point(value: float | None, text: str) -> None:
     assert figure_text(value) == text
+
+
+def test_the_breakdown_has_a_column_for_the_first_decode_step_only_where_there_is_one(compare: CompareSummary) -> None:
+    parts = msgspec.structs.replace(compare.runs[2].ttft_breakdown_ms, decode=12.3)
+    recomputed = msgspec.structs.replace(compare.runs[2], ttft_breakdown_ms=parts)
+    assert re.search(r"1p1d .* 12\.3 ", printed(breakdown_table([*compare.runs, recomputed])))
+    assert "12.3" not in printed(breakdown_table(compare.runs))
+    assert printed(breakdown_table(compare.runs)).count("decode") == 1, "that of decode memory"
 
 
 def test_a_plain_file_gets_no_escape_codes_and_markup_is_not_read() -> None:

@@ -1,0 +1,20 @@
+"""What random clusters draw of how requests are handed over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import strategies as st
+
+from emulator.core.deploy import NodeSpec
+from emulator.core.specs import Admission, FirstToken
+
+EVERY_FIRST_TOKEN: tuple[FirstToken, ...] = ("handoff", "prefill", "recompute")
+EVERY_ADMISSION: tuple[Admission, ...] = ("dispatch", "decode_reserve_first", "prefill_first")
+FIRST_TOKENS = st.sampled_from(EVERY_FIRST_TOKEN)
+
+
+def admissions(nodes: Sequence[NodeSpec]) -> st.SearchStrategy[Admission]:
+    """Every admission that these nodes allow: none that waits for the prefill where KV leaves before its end."""
+    whole = all(node.overlap == "none" for node in nodes if node.role == "prefill")
+    return st.sampled_from([a for a in EVERY_ADMISSION if whole or a != "prefill_first"])
