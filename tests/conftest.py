@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytest_plugins = ("tests.in_process",)
+
 
 def _live_problem() -> str | None:
     """Why processes on loopback cannot be run here, or None."""

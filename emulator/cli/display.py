@@ -3,44 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 
+from emulator.cli.progress import Display
 from emulator.core.deploy import RunSpec
 from emulator.core.summary import RunResult
 from emulator.live.status import Underway
 
 
-class RunDisplay:
+class RunDisplay(Display):
     """Shows how far each run is; on anything but a terminal, one plain line when a run has ended."""
 
     def __init__(self, runs: Sequence[RunSpec]) -> None:
-        self._console = Console(stderr=True, highlight=False)
-        self._live = self._console.is_terminal
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[state]}"),
-            TimeElapsedColumn(),
-            console=self._console,
-            refresh_per_second=2,
-            disable=not self._live,
-        )
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[state]}"))
+        super().__init__(*columns, TimeElapsedColumn())
         self._tasks: dict[str, TaskID] = {
             run.label: self._progress.add_task(run.label, total=run.load.duration_s, start=False, state="waiting")
             for run in runs
         }
-
-    def __enter__(self) -> RunDisplay:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
 
     def progress(self, run: RunSpec, status: Underway) -> None:
         """A run is under way."""

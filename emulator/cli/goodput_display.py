@@ -3,43 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
 
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
+from emulator.cli.progress import Display
 from emulator.core.search import Goodput, Trial, bracket
 from emulator.core.slo_scale import SloScale
 
 
-class SearchDisplay:
+class SearchDisplay(Display):
     """Shows each trial when it ends; below them, on a terminal alone, one line for each search."""
 
     def __init__(self, labels: Sequence[str]) -> None:
-        self._console = Console(stderr=True, highlight=False)
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TextColumn("{task.fields[state]}"))
+        super().__init__(*columns, TimeElapsedColumn())
         self._trials: dict[str, list[Trial]] = {label: [] for label in labels}
         self._width = max(map(len, labels))
-        self._progress = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            TextColumn("{task.fields[state]}"),
-            TimeElapsedColumn(),
-            console=self._console,
-            refresh_per_second=2,
-            disable=not self._console.is_terminal,
-        )
         self._tasks: dict[str, TaskID] = {
             label: self._progress.add_task(label, total=None, state="simulating") for label in labels
         }
-
-    def __enter__(self) -> SearchDisplay:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
 
     def trial(self, label: str, trial: Trial) -> None:
         """A rate has been evaluated."""

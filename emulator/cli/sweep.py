@@ -13,7 +13,7 @@ from rich.console import Console
 
 from emulator.cli.display import RunDisplay, stdout
 from emulator.cli.options import Traffic, read_topology
-from emulator.cli.progress import PointsDisplay
+from emulator.cli.sweep_display import PointsDisplay
 from emulator.core.break_even import Tried
 from emulator.core.errors import ConfigError
 from emulator.core.grid import Axes, PointResult, outcome_row

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 import pytest
 
 from emulator.cli.goodput import parse_share
-from emulator.cli.main import main
 from emulator.core.records import read_records
 from emulator.core.search_summary import SearchSummary
+from tests.in_process import Ended, Pdemu
 from tests.live.lab import SMALL
 
 QUICK = ("--seeds", "2", "--tolerance", "20%")
@@ -22,30 +21,13 @@ USERS_ALONE = SMALL.read_text().replace(
 )
 
 
-class Ended(NamedTuple):
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-
 Goodput = Callable[..., Ended]
 
 
 @pytest.fixture
-def goodput(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Goodput:
-    """Runs the command in this process."""
-
-    def run(*args: str | Path) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["pdemu", "goodput", *map(str, args)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return Ended(ended.value.code, captured.out, captured.err)
-
-    return run
+def goodput(pdemu: Pdemu) -> Goodput:
+    """Runs `pdemu goodput`."""
+    return partial(pdemu, "goodput")
 
 
 BAD_OPTIONS: dict[str, tuple[list[str | Path], list[str]]] = {
@@ -71,7 +53,7 @@ BAD_OPTIONS: dict[str, tuple[list[str | Path], list[str]]] = {
 @pytest.mark.parametrize("case", BAD_OPTIONS)
 def test_a_bad_option_is_one_line_and_exit_2(case: str, tmp_path: Path, goodput: Goodput) -> None:
     args, expected = BAD_OPTIONS[case]
-    _fails(goodput(*args, "--out", tmp_path / "o"), expected)
+    goodput(*args, "--out", tmp_path / "o").check_refusal(expected)
     assert not (tmp_path / "o").exists()
 
 
@@ -88,13 +70,13 @@ def test_a_topology_that_cannot_be_searched_is_one_line(
 ) -> None:
     path = tmp_path / "small.toml"
     path.write_text(text)
-    _fails(goodput(path, *args, "--out", tmp_path / "o"), expected)
+    goodput(path, *args, "--out", tmp_path / "o").check_refusal(expected)
     assert not (tmp_path / "o").exists()
 
 
 def test_results_are_never_laid_over_others(tmp_path: Path, goodput: Goodput) -> None:
     (tmp_path / "precious").write_text("mine")
-    _fails(goodput(SMALL, "--out", tmp_path), ["--out", "not empty"])
+    goodput(SMALL, "--out", tmp_path).check_refusal(["--out", "not empty"])
 
 
 def test_every_trial_is_shown_and_the_document_holds_them_all(tmp_path: Path, goodput: Goodput) -> None:
@@ -151,13 +133,3 @@ def test_the_points_found_are_run_live(tmp_path: Path, goodput: Goodput) -> None
     assert (point.rate_per_s, point.launcher, point.shaping, point.simulated) == (10.0, "local", "paced", 1.0)
     assert (point.live is None) == (point.withheld is not None)
     assert len(read_records((out / "1P1D@0.2Gbps-at-10" / "1P1D@0.2Gbps" / "records.jsonl").read_bytes())) == 15
-
-
-def _fails(ended: Ended, expected: list[str]) -> None:
-    assert ended.code == 2, ended.err
-    assert ended.out == ""
-    lines = ended.err.strip().splitlines()
-    assert len(lines) == 1, ended.err
-    assert lines[0].startswith("pdemu: ")
-    for part in expected:
-        assert part in lines[0], lines[0]

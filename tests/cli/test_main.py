@@ -2,47 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 import pytest
 
-from emulator.cli.main import main
 from emulator.lab.catalog_files import load_catalog
 from emulator.lab.experiment import prepare
 from emulator.lab.topology_files import load_topology
+from tests.in_process import Pdemu
 from tests.live.lab import SMALL, TOPOLOGIES
 
 TEXT = SMALL.read_text()
-
-
-class Ended(NamedTuple):
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-
-Pdemu = Callable[..., Ended]
-
-
-@pytest.fixture
-def pdemu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Pdemu:
-    """Runs the command in this process."""
-
-    def run(*args: str | Path) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["pdemu", *map(str, args)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return Ended(ended.value.code, captured.out, captured.err)
-
-    return run
 
 
 def _edited(old: str, new: str) -> str:
@@ -173,11 +144,4 @@ def test_every_shipped_topology_is_valid(tmp_path: Path) -> None:
 
 
 def _fails(pdemu: Pdemu, args: list[str], expected: list[str]) -> None:
-    ended = pdemu(*args)
-    assert ended.code == 2, ended.err
-    assert ended.out == ""
-    lines = ended.err.strip().splitlines()
-    assert len(lines) == 1, ended.err
-    assert lines[0].startswith("pdemu: ")
-    for part in expected:
-        assert part in lines[0], lines[0]
+    pdemu(*args).check_refusal(expected)
