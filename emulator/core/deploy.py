@@ -17,17 +17,22 @@ from emulator.core.hardware import Catalog, Model
 from emulator.core.pacing import payload_bits_per_s
 from emulator.core.specs import (
     Admission,
+    Conditional,
     Deployment,
     FirstToken,
     KvNetwork,
     Overlap,
     Policy,
     Pool,
+    Preemption,
     Role,
+    RoleSwitching,
     Routing,
     Scale,
     Slo,
     Topology,
+    TransferMode,
+    TransferOrder,
 )
 from emulator.core.upkeep import Holdings, Upkeep, known_sum
 from emulator.core.workload import LoadPlan, stated_lengths
@@ -55,6 +60,14 @@ class NodeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     num_reserved_decode_tokens: int
     overlap: Overlap
     kv_lease_s: float
+    layers: int = 1
+    layer_groups: int = 1
+    transfer_mode: TransferMode = "push"
+    max_transfers_in_flight: int = 1
+    preemption: Preemption = "recompute"
+    max_held_blocks: int | None = None
+    kv_shards: int = 1
+    reshard_s_per_byte: float = 0.0
     upkeep: Upkeep = Upkeep()
     weight_bytes: int | None = None
 
@@ -74,6 +87,9 @@ class RouterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     control_port: int = 0
     first_token: FirstToken = "handoff"
     admission: Admission = "dispatch"
+    transfer_mode: TransferMode = "push"
+    conditional: Conditional | None = None
+    role_switching: RoleSwitching | None = None
 
 
 class NicSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -86,7 +102,9 @@ class NicSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 class LinkSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The KV network of a run, in model terms: nominal and payload rate of each NIC, one-way delay ± jitter.
 
-    `own` are the NICs of nodes that differ from that rate, by the node's name.
+    `own` are the NICs of nodes that differ from that rate, by the node's name. Between two nodes `max_in_flight`
+    requests have a message on the way at a time, in the given `order`; each message costs `message_s` (see
+    `RunSpec.message_s`).
     """
 
     bandwidth_bps: float
@@ -94,6 +112,9 @@ class LinkSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     delay_s: float
     jitter_s: float = 0.0
     own: dict[str, NicSpec] = {}
+    message_s: float = 0.0
+    max_in_flight: int = 1
+    order: TransferOrder = "fifo"
 
     def nic(self, node: str) -> NicSpec:
         """A node's NIC."""
@@ -151,6 +172,23 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         receivers = [node.name for node in self.nodes if node.role == "decode"]
         return tuple((sender, receiver) for sender in senders for receiver in receivers)
 
+    def message_s(self, source: str, destination: str, nbytes: int) -> float:
+        """What a message of so many model bytes costs before its first byte is on the wire, model seconds.
+
+        The configured overhead, once for each slice that one rank has to send or to read where the two nodes split KV
+        over different numbers of GPUs; laying those slices out anew at the receiver; and where the receiver reads, its
+        request's way to the sender.
+        """
+        if self.link is None:
+            return 0.0
+        by_name = {node.name: node for node in self.nodes}
+        sender, receiver = by_name[source], by_name[destination]
+        seconds = self.link.message_s
+        if sender.kv_shards != receiver.kv_shards:
+            few, many = sorted((sender.kv_shards, receiver.kv_shards))
+            seconds = seconds * -(-many // few) + nbytes * receiver.reshard_s_per_byte
+        return seconds + (self.link.delay_s if receiver.transfer_mode == "pull" else 0.0)
+
     @property
     def label(self) -> str:
         """Deployment and bandwidth, for progress displays and folder names."""
@@ -196,6 +234,9 @@ def plan_runs(
                         control_port=topology.control_port,
                         first_token=deployment.first_token,
                         admission=deployment.admission,
+                        transfer_mode=deployment.transfer_mode,
+                        conditional=deployment.conditional,
+                        role_switching=deployment.role_switching,
                     ),
                     link=link,
                     load=load,
@@ -268,6 +309,9 @@ def _link(deployment: Deployment, network: KvNetwork, bandwidth_bps: float) -> L
         delay_s=float(network.delay),
         jitter_s=float(network.jitter),
         own=own,
+        message_s=float(deployment.message_overhead),
+        max_in_flight=deployment.max_transfers_in_flight,
+        order=deployment.transfer_order,
     )
 
 
@@ -315,9 +359,26 @@ def _node(
         num_reserved_decode_tokens=context_tokens if reserved == "all" else reserved,
         overlap=deployment.overlap,
         kv_lease_s=float(topology.timeouts.kv_lease),
+        layers=model.layers,
+        layer_groups=_layer_groups(topology, deployment, model),
+        transfer_mode=deployment.transfer_mode,
+        max_transfers_in_flight=deployment.max_transfers_in_flight,
+        preemption=deployment.preemption,
+        max_held_blocks=None if pool.max_held_kv is None else max(1, int(blocks * pool.max_held_kv)),
         upkeep=Upkeep.of_gpus(gpu, pool.tp),
         weight_bytes=round(model.weight_bytes()),
     )
+
+
+def _layer_groups(topology: Topology, deployment: Deployment, model: Model) -> int:
+    if deployment.overlap != "layer":
+        return 1
+    if deployment.layer_groups > model.layers:
+        raise ConfigError(
+            f"{topology.name}, deployment {deployment.name}: layer_groups {deployment.layer_groups} is above the "
+            f"{model.layers} layers of {model.name}"
+        )
+    return deployment.layer_groups
 
 
 def _check_stated_lengths(topology: Topology, runs: list[RunSpec]) -> None:

@@ -16,11 +16,15 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
 
 
 class RunStep(msgspec.Struct, frozen=True, gc=False):
-    """Run a step on the device from `start_s` for `planned_s` model seconds, then call `step_done`."""
+    """Run a step on the device from `start_s` for `planned_s` model seconds, then call `step_done`.
+
+    `progress` are shares of the step, rising and below 1, at which `step_progress` is to be called.
+    """
 
     start_s: float
     planned_s: float
     shape: StepShape
+    progress: tuple[float, ...] = ()
 
 
 class RecordStep(msgspec.Struct, frozen=True, gc=False):
@@ -38,11 +42,12 @@ class TokenRun(msgspec.Struct, frozen=True, gc=False):
 
 
 class Transmit(msgspec.Struct, frozen=True, gc=False):
-    """Hand bytes `offset` … `offset + nbytes` of a request's KV (of `total` bytes) to the link."""
+    """Hand bytes `offset` … `offset + nbytes` of a request's KV (of `total` bytes) to the link to `destination`."""
 
     request_id: str
     ticket: int
     endpoint: str
+    destination: str
     offset: int
     nbytes: int
     total: int

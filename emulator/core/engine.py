@@ -211,7 +211,7 @@ class Engine:
             life.awaits_ticket, life.admitted_s = False, now_s
             self._close_ranks()
             self.scheduler.add(life.sequence)
-        effects = self.outgoing.ticket(message.request_id, message.ticket, message.endpoint, now_s)
+        effects = self.outgoing.ticket(message.request_id, message.ticket, message.endpoint, message.destination, now_s)
         ready_s = self.outgoing.ready_s(message.request_id)
         if ready_s is not None:
             effects.append(Reply(KvReady(message.request_id, RequestTimes(kv_ready_s=ready_s))))

@@ -4,11 +4,11 @@ The router stands in the middle: clients and nodes speak to it alone, so a ticke
 two hops and every node needs one connection. Bulk KV never travels here.
 
   client → router   Submit, Abort
-  router → prefill  Prefill, Generate, SendKv, Release, Abort, SendProbe
-  router → decode   Reserve, Abort, OpenProbe
+  router → prefill  Prefill, Admit, Generate, SendKv, Release, Abort, SendProbe
+  router → decode   Reserve, KvComputed, Generate, Abort, OpenProbe
   router → coloc.   Generate, Abort
-  node → router     Hello, PrefillDone, KvReady, Reserved, KvReceived, StepTokens, Rejected, Heartbeat, Report,
-                    ProbeOpened, ProbeDone
+  node → router     Hello, PrefillDone, KvReady, Reserved, ReadKv, KvReceived, StepTokens, Preempted, Rejected,
+                    Heartbeat, Report, ProbeOpened, ProbeDone
   all → router      ReadClock
   router → client   Tokens, Finished, Assembled, Report
   router → all      Welcome, ClockReading, Begin, Stop
@@ -88,14 +88,28 @@ class Reserve(Message, frozen=True):
     prompt_tokens: int
     max_tokens: int
     first_token: FirstToken = "handoff"
+    computed: bool = False
+
+
+class Admit(Message, frozen=True):
+    """To a prefill node: the decode node has memory for this request, so its prefill may start."""
+
+    request_id: str
+
+
+class KvComputed(Message, frozen=True):
+    """To a decode node that reads KV itself: that of this request is there to be read."""
+
+    request_id: str
 
 
 class SendKv(Message, frozen=True):
-    """To a prefill node: this ticket is good at `endpoint`; send the request's KV there."""
+    """To a prefill node: this ticket is good at `endpoint`, which is that of node `destination`; send the KV there."""
 
     request_id: str
     ticket: int
     endpoint: str
+    destination: str = ""
 
 
 class OpenProbe(Message, frozen=True):
@@ -126,7 +140,7 @@ class Hello(Message, frozen=True):
     """First message of every peer. `secret` is the run's; a peer without it is ignored and counted."""
 
     name: str
-    role: Literal["prefill", "decode", "colocated", "client"]
+    role: Literal["prefill", "decode", "colocated", "mixed", "client"]
     secret: str
     kv_blocks: int = 0
 
@@ -157,6 +171,21 @@ class Reserved(Message, frozen=True):
     request_id: str
     ticket: int
     endpoint: str
+
+
+class ReadKv(Message, frozen=True):
+    """The decode node wants the KV of this request now, at `endpoint` under `ticket`."""
+
+    request_id: str
+    ticket: int
+    endpoint: str
+
+
+class Preempted(Message, frozen=True):
+    """The decode node has given up a request, of which `generated` tokens are streamed, for want of memory."""
+
+    request_id: str
+    generated: int
 
 
 class KvReceived(Message, frozen=True):
@@ -293,6 +322,8 @@ ToRouter = (
     | PrefillDone
     | KvReady
     | Reserved
+    | ReadKv
+    | Preempted
     | KvReceived
     | StepTokens
     | Rejected
@@ -304,7 +335,7 @@ ToRouter = (
     | ProbeDone
 )
 ToPeer = Welcome | ClockReading | Begin | Stop
-ToNode = ToPeer | Generate | Prefill | Reserve | SendKv | Release | Abort | OpenProbe | SendProbe
+ToNode = ToPeer | Generate | Prefill | Admit | Reserve | KvComputed | SendKv | Release | Abort | OpenProbe | SendProbe
 ToClient = ToPeer | Tokens | Finished | Assembled | Report
 
 

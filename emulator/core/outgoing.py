@@ -23,6 +23,7 @@ class Held:
     sent_bytes: int = 0
     ticket: int | None = None
     endpoint: str = ""
+    destination: str = ""
     ready_s: float | None = None
 
 
@@ -47,12 +48,12 @@ class Outgoing:
         held.computed_tokens = max(held.computed_tokens, tokens)
         return self._hand_to_link(held, now_s)
 
-    def ticket(self, request_id: str, ticket: int, endpoint: str, now_s: float) -> list[Effect]:
-        """The receiver has reserved memory and waits for the KV at `endpoint`."""
+    def ticket(self, request_id: str, ticket: int, endpoint: str, destination: str, now_s: float) -> list[Effect]:
+        """The receiver has reserved memory and waits for the KV at `endpoint`, that of node `destination`."""
         held = self._held.get(request_id)
         if held is None:
             return []
-        held.ticket, held.endpoint = ticket, endpoint
+        held.ticket, held.endpoint, held.destination = ticket, endpoint, destination
         return self._hand_to_link(held, now_s)
 
     def ready_s(self, request_id: str) -> float | None:
@@ -79,7 +80,7 @@ class Outgoing:
         if nbytes <= 0:
             return []
         total = held.prompt_tokens * self._bytes_per_token
-        effect = Transmit(held.request_id, held.ticket, held.endpoint, held.sent_bytes, nbytes, total)
+        effect = Transmit(held.request_id, held.ticket, held.endpoint, held.destination, held.sent_bytes, nbytes, total)
         held.sent_bytes = upto
         if whole:
             held.ready_s = now_s

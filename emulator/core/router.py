@@ -222,7 +222,8 @@ class Router:
                 request.times = request.times.merged(message.times)
                 return self._first_token(request) + self._release_prefill(request)
             case Reserved() if request.prefill is not None:
-                ticket = SendKv(request.attempt_id, message.ticket, message.endpoint)
+                destination = request.decode.name if request.decode is not None else ""
+                ticket = SendKv(request.attempt_id, message.ticket, message.endpoint, destination)
                 return [Send(request.prefill.name, ticket)]
             case Rejected():
                 return self._end(request, "error", message.reason)

@@ -13,9 +13,13 @@ import msgspec
 from emulator.core.hardware import CostName, FittedProfile, Gpu, Model
 from emulator.core.quantities import BitsPerSecond, Bytes, Seconds
 
-Role = Literal["prefill", "decode", "colocated"]
+Role = Literal["prefill", "decode", "colocated", "mixed"]
 Policy = Literal["chunked", "prefill_first"]
-Overlap = Literal["none", "chunk"]
+Overlap = Literal["none", "chunk", "layer"]
+TransferMode = Literal["push", "pull"]
+TransferOrder = Literal["fifo", "fair"]
+Preemption = Literal["recompute", "prefill"]
+KvDtype = Literal["fp16", "fp8"]
 FirstToken = Literal["handoff", "prefill", "recompute"]
 Admission = Literal["dispatch", "decode_reserve_first", "prefill_first"]
 Routing = Literal["least_loaded", "round_robin"]
@@ -203,6 +207,7 @@ class Pool(Spec, frozen=True, kw_only=True):
     gpu_memory_utilization: Fraction = 0.92
     block_size: PositiveInt = 16
     num_reserved_decode_tokens: Annotated[int, msgspec.Meta(ge=0)] | Literal["all"] = 512
+    max_held_kv: Fraction | None = None
     kv_egress: BitsPerSecond | None = None
     kv_ingress: BitsPerSecond | None = None
 
@@ -213,14 +218,54 @@ class Pool(Spec, frozen=True, kw_only=True):
             raise ValueError("policy prefill_first is for colocated pools; a prefill or decode pool uses chunked")
 
 
+class Conditional(Spec, frozen=True, kw_only=True):
+    """When a prompt is prefilled on the node that decodes it, and no KV moves (conditional disaggregation, as Dynamo).
+
+    Prompts of up to `eff_isl_threshold` tokens, and any while more than `max_prefill_queue_size` requests wait for or
+    are in prefill at the prefill node that would take it.
+    """
+
+    eff_isl_threshold: PositiveInt | None = None
+    max_prefill_queue_size: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+    def __post_init__(self) -> None:
+        if self.eff_isl_threshold is None and self.max_prefill_queue_size is None:
+            raise ValueError("give eff_isl_threshold, max_prefill_queue_size or both")
+
+
+class RoleSwitching(Spec, frozen=True, kw_only=True):
+    """When nodes of one pool help the other out, and do both until that is done (Splitwise's mixed pool).
+
+    Decode nodes take prompts while more than `max_queued_prompt_tokens` are queued at every other node that may;
+    prefill nodes take KV and decode while every other node that may has more than `max_kv_usage` of its memory given
+    away.
+    """
+
+    max_queued_prompt_tokens: PositiveInt
+    max_kv_usage: Fraction = 0.9
+
+
 class Deployment(Spec, frozen=True, kw_only=True):
-    """One way to serve: colocated nodes alone, or prefill and decode pools joined by the KV network."""
+    """One way to serve: colocated nodes alone, or prefill, decode and mixed pools joined by the KV network.
+
+    KV leaves in messages: one a prompt (`overlap` none), a chunk, or a group of layers of a chunk (`layer_groups` of
+    them). Each costs `message_overhead` before its first byte; `max_transfers_in_flight` requests have one on the way
+    between two nodes at a time, and their bytes go one after the other (`fifo`) or side by side (`fair`).
+    """
 
     name: Name
     pools: Annotated[tuple[Pool, ...], msgspec.Meta(min_length=1)]
     overlap: Overlap = "none"
+    layer_groups: Annotated[int, msgspec.Meta(ge=2, le=1024)] = 8
+    transfer_mode: TransferMode = "push"
+    message_overhead: Seconds = Seconds(0.0)
+    max_transfers_in_flight: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
+    transfer_order: TransferOrder = "fifo"
     first_token: FirstToken = "handoff"
     admission: Admission = "dispatch"
+    preemption: Preemption = "recompute"
+    conditional: Conditional | None = None
+    role_switching: RoleSwitching | None = None
     routing: Routing = "least_loaded"
 
     def __post_init__(self) -> None:

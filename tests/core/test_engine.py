@@ -170,9 +170,9 @@ def test_a_prefill_node_needs_room_for_the_prompt_alone() -> None:
 def test_kv_leaves_as_a_whole_after_the_prefill_once_there_is_a_ticket() -> None:
     engine = _prefill_engine()
     engine.handle(Prefill("a", 100, 5), 0.0)
-    assert engine.handle(SendKv("a", 7, "there"), 0.05) == []
+    assert engine.handle(SendKv("a", 7, "there", "decode-0"), 0.05) == []
     effects = engine.step_done(0.1)
-    assert _others(effects) == [Transmit("a", 7, "there", 0, 100_000, 100_000)]
+    assert _others(effects) == [Transmit("a", 7, "there", "decode-0", 0, 100_000, 100_000)]
     times = RequestTimes(queued_s=0.0, prefill_start_s=0.0, prefill_end_s=0.1, kv_ready_s=0.1)
     assert _replies(effects) == [PrefillDone("a", times)]
     assert engine.pool.used_blocks == 7, "blocks stay until the receiver has them"
@@ -185,20 +185,20 @@ def test_kv_that_waited_for_its_ticket_says_when_it_was_handed_to_the_link() -> 
     engine.handle(Prefill("a", 100, 5), 0.0)
     (done,) = _replies(engine.step_done(0.1))
     assert done == PrefillDone("a", RequestTimes(queued_s=0.0, prefill_start_s=0.0, prefill_end_s=0.1))
-    effects = engine.handle(SendKv("a", 7, "there"), 0.4)
-    assert _others(effects) == [Transmit("a", 7, "there", 0, 100_000, 100_000)]
+    effects = engine.handle(SendKv("a", 7, "there", "decode-0"), 0.4)
+    assert _others(effects) == [Transmit("a", 7, "there", "decode-0", 0, 100_000, 100_000)]
     assert _replies(effects) == [KvReady("a", RequestTimes(kv_ready_s=0.4))]
 
 
 def test_with_overlap_each_chunk_leaves_when_it_is_computed() -> None:
     engine = _prefill_engine(overlap="chunk", max_num_batched_tokens=40)
     engine.handle(Prefill("a", 100, 5), 0.0)
-    engine.handle(SendKv("a", 7, "there"), 0.0)
+    engine.handle(SendKv("a", 7, "there", "decode-0"), 0.0)
     sent = [_others(engine.step_done(end_s)) for end_s in (0.04, 0.08, 0.1)]
     assert sent == [
-        [Transmit("a", 7, "there", 0, 40_000, 100_000)],
-        [Transmit("a", 7, "there", 40_000, 40_000, 100_000)],
-        [Transmit("a", 7, "there", 80_000, 20_000, 100_000)],
+        [Transmit("a", 7, "there", "decode-0", 0, 40_000, 100_000)],
+        [Transmit("a", 7, "there", "decode-0", 40_000, 40_000, 100_000)],
+        [Transmit("a", 7, "there", "decode-0", 80_000, 20_000, 100_000)],
     ]
 
 
@@ -207,15 +207,15 @@ def test_with_overlap_a_late_ticket_sends_everything_computed_so_far_at_once() -
     engine.handle(Prefill("a", 100, 5), 0.0)
     engine.step_done(0.04)
     engine.step_done(0.08)
-    effects = engine.handle(SendKv("a", 7, "there"), 0.09)
-    assert _others(effects) == [Transmit("a", 7, "there", 0, 80_000, 100_000)]
+    effects = engine.handle(SendKv("a", 7, "there", "decode-0"), 0.09)
+    assert _others(effects) == [Transmit("a", 7, "there", "decode-0", 0, 80_000, 100_000)]
     assert _replies(effects) == [], "the last KV has not been handed over yet"
 
 
 def test_a_prefill_aborted_while_its_step_runs_sends_nothing() -> None:
     engine = _prefill_engine(overlap="chunk", max_num_batched_tokens=40)
     engine.handle(Prefill("a", 100, 5), 0.0)
-    engine.handle(SendKv("a", 7, "there"), 0.0)
+    engine.handle(SendKv("a", 7, "there", "decode-0"), 0.0)
     engine.step_done(0.04)
     assert engine.handle(Abort("a"), 0.05) == [CancelTransmit(7)]
     effects = engine.step_done(0.08)
@@ -238,12 +238,12 @@ def test_a_prefill_that_awaits_its_ticket_starts_with_it() -> None:
     engine = _prefill_engine()
     assert engine.handle(Prefill("a", 125, 5, await_ticket=True), 0.0) == []
     assert _step(engine.handle(Prefill("b", 125, 5), 0.0)) is not None, "others do not wait behind it"
-    assert engine.handle(SendKv("a", 7, "there"), 0.1) == []
+    assert engine.handle(SendKv("a", 7, "there", "decode-0"), 0.1) == []
     step = _step(engine.step_done(0.125))
     assert step is not None
     assert step.start_s == 0.125
     effects = engine.step_done(0.25)
-    assert _others(effects) == [Transmit("a", 7, "there", 0, 125_000, 125_000)]
+    assert _others(effects) == [Transmit("a", 7, "there", "decode-0", 0, 125_000, 125_000)]
     times = RequestTimes(queued_s=0.0, admitted_s=0.1, prefill_start_s=0.125, prefill_end_s=0.25, kv_ready_s=0.25)
     assert _replies(effects) == [PrefillDone("a", times)]
 
@@ -254,7 +254,7 @@ def test_a_prefill_that_awaits_its_ticket_can_be_aborted_and_given_up() -> None:
     engine.check_integrity()
     assert engine.handle(Abort("a"), 0.1) == []
     assert engine.idle
-    assert engine.handle(SendKv("a", 7, "there"), 0.2) == []
+    assert engine.handle(SendKv("a", 7, "there", "decode-0"), 0.2) == []
     engine.handle(Prefill("b", 100, 5, await_ticket=True), 0.3)
     (rejected, _) = _replies(engine.tick(10.4))
     assert isinstance(rejected, Rejected)

@@ -137,7 +137,9 @@ def test_colocated_least_loaded_counts_requests_and_among_equals_prompt_tokens()
 def test_a_disaggregated_life_from_ticket_to_end() -> None:
     router = _router(prefill=1, decode=1)
     _submit(router, "a")
-    assert router.handle("decode-0", Reserved("a", 7, "there"), 0.1) == [Send("prefill-0", SendKv("a", 7, "there"))]
+    assert router.handle("decode-0", Reserved("a", 7, "there"), 0.1) == [
+        Send("prefill-0", SendKv("a", 7, "there", "decode-0"))
+    ]
     done = PrefillDone("a", RequestTimes(queued_s=0.0, prefill_start_s=0.1, prefill_end_s=0.2))
     assert router.handle("prefill-0", done, 0.2) == []
     assert router.handle("prefill-0", KvReady("a", RequestTimes(kv_ready_s=0.25)), 0.25) == []
@@ -234,7 +236,9 @@ def test_reserving_first_prefill_is_told_to_wait_for_the_ticket() -> None:
         Send("decode-0", Reserve("a", 100, 10)),
         Send("prefill-0", Prefill("a", 100, 10, await_ticket=True)),
     ]
-    assert router.handle("decode-0", Reserved("a", 7, "there"), 0.1) == [Send("prefill-0", SendKv("a", 7, "there"))]
+    assert router.handle("decode-0", Reserved("a", 7, "there"), 0.1) == [
+        Send("prefill-0", SendKv("a", 7, "there", "decode-0"))
+    ]
 
 
 def test_prefilling_first_a_decode_node_is_chosen_and_asked_when_the_prompt_is_done() -> None:

@@ -95,7 +95,11 @@ def test_a_good_topology_is_read_and_written_back_unchanged() -> None:
             "bits",
             "kv_network.rate_basis = 'bits'",
         ),
-        ("deployments.1.overlap", "layer", "overlap = 'layer': invalid enum value 'layer'; allowed: none, chunk"),
+        (
+            "deployments.1.overlap",
+            "layers",
+            "overlap = 'layers': invalid enum value 'layers'; allowed: none, chunk, layer",
+        ),
         ("deployments.1.first_token", "decode", "allowed: handoff, prefill, recompute"),
         ("deployments.1.admission", "early", "allowed: dispatch, decode_reserve_first, prefill_first"),
         (f"{POOL}.num_reserved_decode_tokens", "some", "num_reserved_decode_tokens = 'some': invalid enum value"),
