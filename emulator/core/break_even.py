@@ -10,14 +10,13 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from emulator.core.quantities import MAX_BANDWIDTH_BPS, BitsPerSecond
-from emulator.core.specs import Slo
+from emulator.core.specs import Slo, VerdictOutcome
 from emulator.core.summary import (
     BandwidthOutcome,
     BreakEven,
     DecidingMetric,
     Distribution,
     RunSummary,
-    VerdictOutcome,
 )
 from emulator.core.turning import Change, break_even, changes, is_monotone
 from emulator.core.verdict_text import METRIC_NAMES

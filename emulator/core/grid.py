@@ -17,13 +17,12 @@ import msgspec
 from emulator.core import verdict
 from emulator.core.deploy import RunSpec
 from emulator.core.metrics import PARTS
-from emulator.core.specs import Role, Slo
+from emulator.core.specs import Role, Slo, VerdictOutcome
 from emulator.core.summary import (
     DecidingMetric,
     RunResult,
     RunSummary,
     Verdict,
-    VerdictOutcome,
     summarize,
 )
 

@@ -24,6 +24,7 @@ FirstToken = Literal["handoff", "prefill", "recompute"]
 Admission = Literal["dispatch", "decode_reserve_first", "prefill_first"]
 Routing = Literal["least_loaded", "round_robin"]
 RateBasis = Literal["line", "payload"]
+VerdictOutcome = Literal["helps", "hurts", "no difference"]
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
@@ -302,6 +303,30 @@ class Timeouts(Spec, frozen=True, kw_only=True):
     node_lost: Seconds = Seconds(5.0)
 
 
+class Expectation(Spec, frozen=True, kw_only=True):
+    """What a comparison is to show: a `sentence`, and how it can be told from the results.
+
+    Either the verdict on `deployment` is `outcome`, or a `metric` (a key of a run's summary, such as `ttft_ms.p90`) is
+    at least or at most so many times that of `against`: a deployment, by default the best colocated one. Both at the
+    highest KV bandwidth that was run, or the one given.
+    """
+
+    sentence: Annotated[str, msgspec.Meta(min_length=1)]
+    deployment: Name
+    against: Name | None = None
+    kv_bandwidth: BitsPerSecond | None = None
+    outcome: VerdictOutcome | None = None
+    metric: str | None = None
+    at_least: PositiveFloat | None = None
+    at_most: PositiveFloat | None = None
+
+    def __post_init__(self) -> None:
+        if (self.outcome is None) == (self.metric is None):
+            raise ValueError("give either an outcome or a metric")
+        if (self.metric is not None) != (self.at_least is not None or self.at_most is not None):
+            raise ValueError("a metric needs at_least, at_most or both; an outcome neither")
+
+
 class Topology(Spec, frozen=True, kw_only=True):
     """A whole topology file."""
 
@@ -311,6 +336,7 @@ class Topology(Spec, frozen=True, kw_only=True):
     workload: Workload
     slo: Slo
     deployments: Annotated[tuple[Deployment, ...], msgspec.Meta(min_length=1)]
+    expectations: tuple[Expectation, ...] = ()
     description: str = ""
     cost: CostName = "roofline"
     profile: str | None = None
@@ -328,6 +354,10 @@ class Topology(Spec, frozen=True, kw_only=True):
         names = [deployment.name for deployment in self.deployments]
         if len(set(names)) != len(names):
             raise ValueError(f"deployment names must differ, got {', '.join(names)}")
+        for expected in self.expectations:
+            for name in (expected.deployment, expected.against):
+                if name is not None and name not in names:
+                    raise ValueError(f"expectations: no deployment {name!r}; there are {', '.join(names)}")
         if self.cost == "fitted" and self.profile is None:
             raise ValueError('cost = "fitted" needs profile = "NAME"')
         if self.cost == "roofline" and self.profile is not None:

@@ -17,10 +17,9 @@ import numpy as np
 from emulator.core import metrics
 from emulator.core.metrics import Floats, Measurements, Metric
 from emulator.core.records import Record, StepRecord
-from emulator.core.specs import FirstToken, Scale, Slo
+from emulator.core.specs import FirstToken, Scale, Slo, VerdictOutcome
 from emulator.core.upkeep import COST_BASIS, Costs, Holdings
 
-VerdictOutcome = Literal["helps", "hurts", "no difference"]
 DecidingMetric = Literal["slo_attainment", "completion", "ttft_ms", "tpot_ms", "e2el_ms", "itl_p99_ms"]
 JudgedMetric = Literal["ttft_ms", "tpot_ms"]
 Percentile = Literal["p50", "p90", "p99"]
@@ -230,6 +229,17 @@ class RunParity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         return all(deviation.within for deviation in self.deviations)
 
 
+class Expected(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """An expectation of the topology (`specs.Expectation`): whether it holds, null where that was not measured.
+
+    `measured` says what was found, or why nothing was.
+    """
+
+    sentence: str
+    holds: bool | None
+    measured: str
+
+
 class CompareSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The whole document that `pdemu compare --json` prints; `parity` has live against simulated, where asked for.
 
@@ -247,6 +257,7 @@ class CompareSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     verdict: tuple[Verdict, ...] = ()
     withheld: tuple[Withheld, ...] = ()
     parity: tuple[RunParity, ...] = ()
+    expectations: tuple[Expected, ...] = ()
     cost_basis: str = COST_BASIS
 
 

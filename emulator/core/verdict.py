@@ -27,7 +27,7 @@ from emulator.core.bootstrap import interval_of_mean
 from emulator.core.errors import ConfigError
 from emulator.core.metrics import METRICS, PARTS, Bools, Floats, Measurements
 from emulator.core.quantities import BitsPerSecond
-from emulator.core.specs import Slo
+from emulator.core.specs import Slo, VerdictOutcome
 from emulator.core.summary import (
     BandwidthOutcome,
     BreakEven,
@@ -37,7 +37,6 @@ from emulator.core.summary import (
     RunResult,
     RunSummary,
     Verdict,
-    VerdictOutcome,
     Withheld,
 )
 from emulator.core.verdict_text import Comparison, write_text

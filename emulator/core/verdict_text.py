@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from emulator.core.metrics import METRICS, Metric, Part
 from emulator.core.quantities import BitsPerSecond
+from emulator.core.specs import VerdictOutcome
 from emulator.core.summary import (
     BandwidthOutcome,
     BreakEven,
@@ -17,7 +18,6 @@ from emulator.core.summary import (
     DecidingMetric,
     Difference,
     RunSummary,
-    VerdictOutcome,
 )
 
 METRIC_NAMES: Mapping[DecidingMetric, str] = {

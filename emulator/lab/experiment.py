@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from emulator.core import fidelity, verdict
+from emulator.core import expectation, fidelity, verdict
 from emulator.core.deploy import RunSpec, plan_runs
 from emulator.core.errors import CapacityError, ConfigError
 from emulator.core.hardware import Catalog
@@ -202,19 +202,21 @@ def summarize_experiment(
     experiment: Experiment, results: Sequence[RunResult], judgement: verdict.Judgement
 ) -> CompareSummary:
     """The document that `--json` prints."""
-    first = experiment.runs[0]
+    first, topology = experiment.runs[0], experiment.topology
+    runs = tuple(result.summary for result in results)
     return CompareSummary(
-        topology=experiment.topology.name,
+        topology=topology.name,
         launcher=experiment.launcher,
         shaping=_overall([result.summary.shaping for result in results]),
         scale=first.scale,
         first_token=stated_first_token(run.first_token for run in experiment.runs),
         seed=first.seed,
-        slo=experiment.topology.slo,
-        runs=tuple(result.summary for result in results),
+        slo=topology.slo,
+        runs=runs,
         verdict=judgement.verdicts,
         withheld=judgement.withheld,
         parity=_parity(experiment, results) if experiment.check else (),
+        expectations=expectation.check(topology.expectations, runs, judgement.verdicts),
     )
 
 

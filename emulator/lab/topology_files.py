@@ -4,31 +4,52 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-
-import msgspec
+from typing import Any
 
 from emulator.core import specs, strict
 from emulator.core.errors import ConfigError
+from emulator.core.expectation import check_metrics
+from emulator.core.layered import layered
 from emulator.core.trace import Trace, parse_trace
+
+EXTENDS = "extends"
 
 
 def load_topology(path: Path) -> specs.Topology:
-    """Read a topology file; raises ConfigError naming the file and what is wrong in it."""
-    text = _read(path, "topology")
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from None
-    except RecursionError:
-        raise ConfigError(f"{path}: not a topology: it is nested far too deeply") from None
-    topology = strict.convert(data, specs.Topology, str(path))
-    return _anchored(topology, path.parent)
+    """Read a topology file with what it extends; raises ConfigError naming the file and what is wrong in it."""
+    topology = strict.convert(_layers(path, ()), specs.Topology, str(path))
+    check_metrics(topology, str(path))
+    return topology
 
 
 def load_traces(workload: specs.Workload) -> dict[str, Trace]:
     """Every trace that the workload's streams name, by file; raises ConfigError for one that cannot be used."""
     files = {s.arrivals.file for s in workload.streams if isinstance(s.arrivals, specs.Trace)}
     return {file: parse_trace(_read(Path(file), "trace"), file) for file in sorted(files)}
+
+
+def _layers(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
+    """A file's own keys over those of the files that it extends, whose names are relative to its own folder."""
+    resolved = path.resolve()
+    if resolved in above:
+        raise ConfigError(f"{path}: {EXTENDS}: the files extend each other in a circle; take one of them out")
+    data = _parse(path)
+    bases = data.pop(EXTENDS, [])
+    names = [bases] if isinstance(bases, str) else bases
+    if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise ConfigError(f'{path}: {EXTENDS} = {bases!r}: give the name of a topology file, or a list: ["base.toml"]')
+    _anchor(data, path.parent)
+    return layered([*(_layers(path.parent / name, (*above, resolved)) for name in names), data])
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    text = _read(path, "topology")
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: not a topology: it is nested far too deeply") from None
 
 
 def _read(path: Path, what: str) -> str:
@@ -42,14 +63,11 @@ def _read(path: Path, what: str) -> str:
         raise ConfigError(f"{what} {path}: is not a text file in UTF-8") from None
 
 
-def _anchored(topology: specs.Topology, folder: Path) -> specs.Topology:
-    """Trace files in a topology are relative to the topology's own folder."""
-    streams = tuple(
-        msgspec.structs.replace(
-            stream, arrivals=msgspec.structs.replace(stream.arrivals, file=str(folder / stream.arrivals.file))
-        )
-        if isinstance(stream.arrivals, specs.Trace)
-        else stream
-        for stream in topology.workload.streams
-    )
-    return msgspec.structs.replace(topology, workload=msgspec.structs.replace(topology.workload, streams=streams))
+def _anchor(data: dict[str, Any], folder: Path) -> None:
+    """Trace files in a topology are relative to the folder of the file that names them."""
+    workload = data.get("workload")
+    streams = workload.get("streams") if isinstance(workload, dict) else None
+    for stream in streams if isinstance(streams, list) else ():
+        arrivals = stream.get("arrivals") if isinstance(stream, dict) else None
+        if isinstance(arrivals, dict) and isinstance(arrivals.get("file"), str):
+            arrivals["file"] = str(folder / arrivals["file"])

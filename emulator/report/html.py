@@ -24,6 +24,7 @@ from emulator.report.table import (
     NOTHING,
     bandwidth_text,
     cost_cells,
+    expectation_lines,
     ms_text,
     notes,
     percent_text,
@@ -92,6 +93,7 @@ def render_html(compare: CompareSummary, results: Sequence[RunResult]) -> str:
             f'<p class="note">{_setting(compare)}</p>',
             "<h2>Verdict</h2>",
             *_verdicts(compare),
+            *_expectations(compare),
             "<h2>Comparison</h2>",
             _table(HEADINGS, map(_cells, compare.runs)),
             *(f'<p class="warning">{escape(warning)}</p>' for run in compare.runs for warning in warnings(run)),
@@ -134,6 +136,11 @@ def _verdicts(compare: CompareSummary) -> list[str]:
         for line in withheld_lines(compare.withheld)
     ]
     return blocks or [f'<div class="verdict">{NO_VERDICT}</div>']
+
+
+def _expectations(compare: CompareSummary) -> list[str]:
+    lines = [f"<li>{escape(line)}</li>" for line in expectation_lines(compare)]
+    return ["<h2>Expected</h2>", "<ul>", *lines, "</ul>"] if lines else []
 
 
 def _verdict(verdict: Verdict) -> str:

@@ -18,8 +18,7 @@ from rich.text import Text
 
 from emulator.core.grid import AXES, Axes, Axis, Outcome, PointResult
 from emulator.core.quantities import BitsPerSecond
-from emulator.core.specs import Slo
-from emulator.core.summary import VerdictOutcome
+from emulator.core.specs import Slo, VerdictOutcome
 from emulator.report.table import NOTHING, OUTCOME_STYLES
 
 AXIS_NAMES: Mapping[Axis, str] = {

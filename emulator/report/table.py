@@ -160,7 +160,17 @@ def verdict_lines(compare: CompareSummary) -> Group:
             lines += [Text(heading, style="bold"), *(_verdict_line(verdict) for verdict in found)]
     if compare.withheld:
         lines += [Text("Withheld", style="bold magenta"), *map(Text, withheld_lines(compare.withheld))]
-    return Group(*lines) if lines else Group(Text(NO_VERDICT))
+    if not lines:
+        lines.append(Text(NO_VERDICT))
+    if compare.expectations:
+        lines += [Text("Expected", style="bold"), *map(Text, expectation_lines(compare))]
+    return Group(*lines)
+
+
+def expectation_lines(compare: CompareSummary) -> list[str]:
+    """What the topology expects, each with whether it holds and what was measured."""
+    words = {True: "holds", False: "DOES NOT HOLD", None: "not measured"}
+    return [f"{e.sentence.rstrip('.')}: {words[e.holds]}; {e.measured}." for e in compare.expectations]
 
 
 def withheld_lines(withheld: Sequence[Withheld]) -> list[str]:

@@ -159,7 +159,7 @@ def with_deployments(topology: Topology, deployments: Sequence[Deployment]) -> T
                 raise ConfigError(
                     f"{topology.name}: {deployment.name} is disaggregated, which needs [kv_network] with a bandwidth"
                 )
-    return msgspec.structs.replace(topology, deployments=tuple(deployments))
+    return msgspec.structs.replace(topology, deployments=tuple(deployments), expectations=())
 
 
 def chosen_deployments(topology: Topology, names: Sequence[str]) -> tuple[Deployment, ...]:
