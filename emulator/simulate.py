@@ -29,6 +29,7 @@ from emulator.core.effects import (
     RecordStep,
     Reply,
     RunStep,
+    Send,
     TokenRun,
     Transmit,
 )
@@ -38,7 +39,7 @@ from emulator.core.load import LoadGenerator
 from emulator.core.messages import Abort, Finished, Hello, Submit, Tokens, ToRouter
 from emulator.core.recorder import Recorder
 from emulator.core.records import Record, StepRecord
-from emulator.core.router import Router, Send
+from emulator.core.router import Router
 
 CLIENT = "client"
 TICK_S = 1.0

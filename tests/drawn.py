@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 
 from emulator.core.deploy import NodeSpec
-from emulator.core.specs import Admission, FirstToken
+from emulator.core.specs import Admission, FirstToken, Preemption, TransferMode
 
 EVERY_FIRST_TOKEN: tuple[FirstToken, ...] = ("handoff", "prefill", "recompute")
 EVERY_ADMISSION: tuple[Admission, ...] = ("dispatch", "decode_reserve_first", "prefill_first")
+EVERY_TRANSFER_MODE: tuple[TransferMode, ...] = ("push", "pull")
+EVERY_PREEMPTION: tuple[Preemption, ...] = ("recompute", "prefill")
 FIRST_TOKENS = st.sampled_from(EVERY_FIRST_TOKEN)
 
 

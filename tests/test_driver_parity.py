@@ -14,13 +14,14 @@ import pytest
 from emulator.core.deploy import RunSpec, plan_runs
 from emulator.core.quantities import Seconds
 from emulator.core.records import Record, StepRecord
-from emulator.core.specs import Admission, FirstToken, Scale
+from emulator.core.specs import Admission, FirstToken, Preemption, Scale, TransferMode
 from emulator.core.workload import plan_load
 from emulator.lab.catalog_files import load_catalog
 from emulator.lab.topology_files import load_topology
 from emulator.simulate import simulate
 from tests.builders import by_id
-from tests.drawn import EVERY_ADMISSION, EVERY_FIRST_TOKEN
+from tests.drawn import EVERY_ADMISSION, EVERY_FIRST_TOKEN, EVERY_PREEMPTION, EVERY_TRANSFER_MODE
+from tests.handed_over import handed_over
 from tests.virtual_live import run_live
 
 MICROSECOND = 1e-6
@@ -83,6 +84,25 @@ def test_and_however_requests_are_handed_over(run: RunSpec) -> None:
     assert any(record.streamed_s is not None for record in records) is (run.first_token != "handoff")
 
 
+def _given_up(first_token: FirstToken, transfer_mode: TransferMode, preemption: Preemption) -> RunSpec:
+    """The run with so little memory that decode nodes have to take it away."""
+    run = _short_of_memory(_runs("quickstart", duration_s=4.0)[-1])
+    nodes = [msgspec.structs.replace(node, num_reserved_decode_tokens=0) for node in run.nodes]
+    run = msgspec.structs.replace(run, nodes=tuple(nodes), deployment=f"{first_token}-{transfer_mode}-{preemption}")
+    return handed_over(run, first_token=first_token, transfer_mode=transfer_mode, preemption=preemption)
+
+
+@pytest.mark.parametrize("transfer_mode", EVERY_TRANSFER_MODE)
+@pytest.mark.parametrize("preemption", EVERY_PREEMPTION)
+@pytest.mark.parametrize("first_token", EVERY_FIRST_TOKEN)
+def test_and_whoever_moves_kv_and_computes_again_what_lost_it(
+    first_token: FirstToken, preemption: Preemption, transfer_mode: TransferMode
+) -> None:
+    records = _check(_given_up(first_token, transfer_mode, preemption))
+    assert any(record.outcome == "completed" and record.preemptions for record in records)
+    assert any(record.kv_bytes_again for record in records) is (preemption == "prefill")
+
+
 @pytest.mark.parametrize("run", _runs("quickstart", drain_s=0.2), ids=_id)
 def test_and_when_the_run_is_cut(run: RunSpec) -> None:
     records = _check(run)
@@ -128,7 +148,7 @@ def _same(live: Record, simulated: Record) -> None:
     np.testing.assert_allclose(live.times(), simulated.times(), rtol=0, atol=MICROSECOND)
     if live.outcome != "completed":
         return
-    for name in ("prefill_node", "decode_node", "kv_bytes"):
+    for name in ("prefill_node", "decode_node", "kv_bytes", "preemptions", "kv_bytes_again"):
         assert getattr(live, name) == getattr(simulated, name), name
     for name in INSTANTS:
         seen, expected = getattr(live, name), getattr(simulated, name)

@@ -27,7 +27,8 @@ from emulator.lab.catalog_files import load_catalog
 from emulator.lab.simulated import simulated_result
 from emulator.simulate import CLIENT, Simulated, Simulation, simulate
 from tests.builders import ALL_OUTPUT, by_id, load_plan, node_spec, pair, request, run_spec, step_times
-from tests.drawn import FIRST_TOKENS, admissions
+from tests.drawn import EVERY_PREEMPTION, EVERY_TRANSFER_MODE, FIRST_TOKENS, admissions
+from tests.handed_over import handed_over
 
 MICROSECOND = 1e-6
 CATALOG = load_catalog()
@@ -93,7 +94,7 @@ def runs(draw: st.DrawFn) -> RunSpec:
     lengths = LengthPair(UniformLength(low=1, high=60), UniformLength(low=1, high=30))
     users = [UserPlan("users", n, 0.01 * n, 0.0, lengths, seed=n) for n in range(draw(st.integers(0, 3)))]
     cluster = draw(st.one_of(nodes("colocated"), nodes("prefill", "decode")))
-    return run_spec(
+    run = run_spec(
         cluster,
         load_plan(requests, users=users, duration_s=0.7, drain_s=draw(st.sampled_from([0.0, 0.305, 0.9, 2_000.0]))),
         payload_bytes_per_s=draw(st.sampled_from([1e5, 1e6, 1e10])),
@@ -102,6 +103,12 @@ def runs(draw: st.DrawFn) -> RunSpec:
         request_s=draw(st.sampled_from([0.5, 10_000.0])),
         first_token=draw(FIRST_TOKENS),
         admission=draw(admissions(cluster)),
+    )
+    return handed_over(
+        run,
+        transfer_mode=draw(st.sampled_from(EVERY_TRANSFER_MODE)),
+        preemption=draw(st.sampled_from(EVERY_PREEMPTION)),
+        max_transfers_in_flight=draw(st.integers(1, 2)),
     )
 
 
@@ -124,7 +131,7 @@ def _simulate(run: RunSpec, aborts: Iterable[tuple[float, int]], *, exact_steps:
 # --- what is compared -------------------------------------------------------------------------------------------
 
 
-def _assert_same_records(merged: Sequence[Record], single: Sequence[Record]) -> None:
+def assert_same_records(merged: Sequence[Record], single: Sequence[Record]) -> None:
     """Everything to the last bit, but for the instants that runs stand for."""
     assert len(merged) == len(single)
     for ours, theirs in zip(merged, single, strict=True):
@@ -133,7 +140,7 @@ def _assert_same_records(merged: Sequence[Record], single: Sequence[Record]) -> 
         assert rest[0] == rest[1]
 
 
-def _assert_same_steps(merged: Sequence[StepRecord], single: Sequence[StepRecord]) -> None:
+def assert_same_steps(merged: Sequence[StepRecord], single: Sequence[StepRecord]) -> None:
     by_node: defaultdict[str, list[StepRecord]] = defaultdict(list)
     for step in single:
         by_node[step.node].append(step)
@@ -154,8 +161,8 @@ def _assert_same_steps(merged: Sequence[StepRecord], single: Sequence[StepRecord
 def test_merged_and_single_steps_agree(run: RunSpec, aborts: list[tuple[float, int]]) -> None:
     merged = _simulate(run, aborts, exact_steps=False)
     single = _simulate(run, aborts, exact_steps=True)
-    _assert_same_records(merged.records, single.records)
-    _assert_same_steps(merged.steps, single.steps)
+    assert_same_records(merged.records, single.records)
+    assert_same_steps(merged.steps, single.steps)
     assert merged.preemptions == single.preemptions
     assert merged.peak_retained_bytes == single.peak_retained_bytes
 

@@ -13,16 +13,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from emulator.core.deploy import NodeSpec, RunSpec
-from emulator.core.effects import OpenTicket
+from emulator.core.effects import OpenTicket, Send
 from emulator.core.lengths import LengthPair
 from emulator.core.messages import Abort, ToRouter
 from emulator.core.records import Record, write_rows
-from emulator.core.router import Send
-from emulator.core.specs import Admission, FirstToken, Scale, UniformLength
+from emulator.core.specs import Admission, FirstToken, Preemption, Scale, TransferMode, UniformLength
 from emulator.core.workload import PlannedRequest, UserPlan
 from emulator.simulate import CLIENT, Simulated, SimulatedNode, Simulation, simulate
 from tests.builders import ALL_OUTPUT, KV_BYTES_PER_TOKEN, load_plan, node_spec, run_spec, step_times
-from tests.drawn import EVERY_ADMISSION, EVERY_FIRST_TOKEN, FIRST_TOKENS, admissions
+from tests.drawn import (
+    EVERY_ADMISSION,
+    EVERY_FIRST_TOKEN,
+    EVERY_PREEMPTION,
+    EVERY_TRANSFER_MODE,
+    FIRST_TOKENS,
+    admissions,
+)
+from tests.handed_over import handed_over
 
 DRAIN_S = 2_000.0
 
@@ -105,7 +112,7 @@ def runs(draw: st.DrawFn, nodes: st.SearchStrategy[list[NodeSpec]] = ANY_NODES) 
     """A cluster under a load, with a drain long enough to serve everything one by one."""
     requests, users = draw(loads())
     cluster = draw(nodes)
-    return run_spec(
+    run = run_spec(
         cluster,
         load_plan(requests, users=users, duration_s=0.5, drain_s=DRAIN_S),
         payload_bytes_per_s=draw(st.sampled_from([1e5, 1e7, 1e10])),
@@ -115,12 +122,18 @@ def runs(draw: st.DrawFn, nodes: st.SearchStrategy[list[NodeSpec]] = ANY_NODES) 
         first_token=draw(FIRST_TOKENS),
         admission=draw(admissions(cluster)),
     )
+    return handed_over(
+        run,
+        transfer_mode=draw(st.sampled_from(EVERY_TRANSFER_MODE)),
+        preemption=draw(st.sampled_from(EVERY_PREEMPTION)),
+        max_transfers_in_flight=draw(st.integers(1, 3)),
+    )
 
 
 # --- what is checked --------------------------------------------------------------------------------------------
 
 
-def _assert_nothing_is_held(simulation: Simulation, *, lost: Collection[str] = ()) -> None:
+def assert_nothing_is_held(simulation: Simulation, *, lost: Collection[str] = ()) -> None:
     assert simulation.router.live_requests == 0, "the router still has requests"
     for name, node in simulation.nodes.items():
         if name in lost:
@@ -134,12 +147,12 @@ def _assert_nothing_is_held(simulation: Simulation, *, lost: Collection[str] = (
         assert not node.received, f"{name} keeps KV that nobody wants"
 
 
-def _lost(simulation: Simulation) -> set[str]:
+def lost(simulation: Simulation) -> set[str]:
     """Nodes that live on and that the router does not listen to."""
     return {name for name in simulation.nodes if name not in simulation.router._nodes}
 
 
-def _assert_ended_once(record: Record) -> None:
+def assert_ended_once(record: Record) -> None:
     """Completed with exactly its tokens, in order; or failed with a reason."""
     times = record.times()
     assert len(times) == record.output_tokens
@@ -172,7 +185,8 @@ def _refusal(run: RunSpec, prompt_tokens: int, max_tokens: int) -> bool:
         return True
     alone = _ends_with_its_prefill(run, max_tokens)
     for node in run.nodes:
-        here = prompt_tokens + (0 if node.role == "prefill" and not alone else max_tokens)
+        prompt_alone = node.role == "prefill" and not alone and run.router.preemption == "recompute"
+        here = prompt_tokens + (0 if prompt_alone else max_tokens)
         if -(-here // node.block_size) > node.kv_blocks and not (alone and node.role == "decode"):
             return True
     return False
@@ -192,13 +206,13 @@ def _ends_with_its_prefill(run: RunSpec, max_tokens: int) -> bool:
 def test_every_request_ends_exactly_once_and_leaves_nothing_behind(run: RunSpec) -> None:
     simulation = Simulation(run, after_event=Simulation.check_integrity)
     simulated = simulation.run()
-    _assert_nothing_is_held(simulation)
+    assert_nothing_is_held(simulation)
     _assert_budgets_kept(run, simulated)
     assert simulation.recorder.strays == 0
     ids = [record.request_id for record in simulated.records]
     assert len(set(ids)) == len(ids) >= len(run.load.open)
     for record in simulated.records:
-        _assert_ended_once(record)
+        assert_ended_once(record)
         refused = _refusal(run, record.prompt_tokens, record.max_tokens)
         assert (record.outcome == "failed") is refused, record.reason
         moves = run.router.disaggregated and not (refused or _ends_with_its_prefill(run, record.max_tokens))
@@ -217,8 +231,8 @@ def test_the_same_run_is_the_same_to_the_last_bit_whatever_its_scale(run: RunSpe
 @_examples(60)
 @given(runs(disaggregated_nodes()))
 def test_a_prefill_node_never_computes_a_prompt_token_twice(run: RunSpec) -> None:
-    """So KV that has left already is never computed again, whatever is held there."""
-    simulation = Simulation(run)
+    """So KV that has left already is never computed again, whatever is held there; but for each that is moved anew."""
+    simulation = CountedTickets(run)
     simulated = simulation.run()
     prefills = [node.engine for node in simulation.nodes.values() if node.engine.node.role == "prefill"]
     assert sum(engine.scheduler.num_preemptions for engine in prefills) == 0
@@ -226,17 +240,26 @@ def test_a_prefill_node_never_computes_a_prompt_token_twice(run: RunSpec) -> Non
     computed = sum(step.prefill_tokens for step in simulated.steps if step.node not in by_decode)
     refused = sum(r.prompt_tokens for r in simulated.records if r.outcome == "failed")
     completed = sum(r.prompt_tokens for r in simulated.records if r.outcome == "completed")
-    assert completed <= computed <= completed + refused
+    again = sum(r.kv_bytes_again for r in simulated.records) // KV_BYTES_PER_TOKEN
+    if run.router.preemption == "prefill":
+        again += sum(_prefilled_for_the_last_token(simulation, r) for r in simulated.records)
+    assert completed + again <= computed <= completed + again + refused
 
 
-def _abort(simulation: Simulation, choice: int) -> None:
+def _prefilled_for_the_last_token(simulation: CountedTickets, record: Record) -> int:
+    """The prompt of an attempt that is over with the prefill node's token: no KV is moved, so no ticket issued."""
+    moves = simulation.tickets[record.request_id] == 1 + record.preemptions
+    return 0 if moves or not record.preemptions else record.prompt_tokens + record.max_tokens - 1
+
+
+def abort(simulation: Simulation, choice: int) -> None:
     """The client gives up one of its outstanding requests."""
     outstanding = list(simulation.generator.outstanding)
     if outstanding:
         simulation._to_router(CLIENT, Abort(outstanding[choice % len(outstanding)]))
 
 
-def _lose(simulation: Simulation, choice: int, dies: bool) -> None:
+def lose(simulation: Simulation, choice: int, dies: bool) -> None:
     """The router loses a node; either it dies, or it goes on without being listened to."""
     names = list(simulation.nodes)
     if names:
@@ -255,12 +278,12 @@ ABORTS = st.lists(st.tuples(INSTANTS, st.integers(0, 20)), max_size=8)
 def test_aborts_at_any_instant_leave_nothing_behind(run: RunSpec, aborts: list[tuple[float, int]]) -> None:
     simulation = Simulation(run, after_event=Simulation.check_integrity)
     for at_s, choice in aborts:
-        simulation._at(at_s, partial(_abort, simulation, choice))
+        simulation._at(at_s, partial(abort, simulation, choice))
     simulated = simulation.run()
-    _assert_nothing_is_held(simulation)
+    assert_nothing_is_held(simulation)
     assert simulation.recorder.strays == 0
     for record in simulated.records:
-        _assert_ended_once(record)
+        assert_ended_once(record)
         if record.outcome == "failed" and record.reason != "aborted":
             assert _refusal(run, record.prompt_tokens, record.max_tokens)
 
@@ -273,33 +296,42 @@ class CountedTickets(Simulation):
         super().__init__(run, after_event=Simulation.check_integrity)
 
     def _open(self, node: SimulatedNode, effect: OpenTicket) -> None:
-        self.tickets[effect.request_id] += 1
+        self.tickets[effect.request_id.partition("~")[0]] += 1
         super()._open(node, effect)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("admission", EVERY_ADMISSION)
-@pytest.mark.parametrize("first_token", EVERY_FIRST_TOKEN)
-@_examples(40)
+@pytest.mark.parametrize(
+    "way", list(itertools.product(EVERY_FIRST_TOKEN, EVERY_ADMISSION, EVERY_TRANSFER_MODE, EVERY_PREEMPTION)), ids=str
+)
+@_examples(25)
 @given(runs(disaggregated_nodes()), ABORTS)
 def test_however_requests_are_handed_over_none_is_stuck_and_none_asks_for_its_kv_twice(
-    first_token: FirstToken, admission: Admission, run: RunSpec, aborts: list[tuple[float, int]]
+    way: tuple[FirstToken, Admission, TransferMode, Preemption], run: RunSpec, aborts: list[tuple[float, int]]
 ) -> None:
-    router = msgspec.structs.replace(run.router, first_token=first_token, admission=admission)
-    nodes = run.nodes
-    if admission == "prefill_first":
-        nodes = tuple(msgspec.structs.replace(node, overlap="none") for node in nodes)
-    simulation = CountedTickets(msgspec.structs.replace(run, router=router, nodes=nodes))
+    """Once for each attempt, to be exact, where what loses its memory is prefilled anew."""
+    first_token, admission, transfer_mode, preemption = way
+    run = handed_over(
+        run, first_token=first_token, admission=admission, transfer_mode=transfer_mode, preemption=preemption
+    )
+    simulation = CountedTickets(run)
     for at_s, choice in aborts:
-        simulation._at(at_s, partial(_abort, simulation, choice))
+        simulation._at(at_s, partial(abort, simulation, choice))
     simulated = simulation.run()
-    _assert_nothing_is_held(simulation)
+    assert_nothing_is_held(simulation)
     for record in simulated.records:
-        _assert_ended_once(record)
+        assert_ended_once(record)
         assert record.outcome == "completed" or record.reason == "aborted" or _refused(simulation, record)
-        assert simulation.tickets[record.request_id] <= 1
-    assert sum(simulation.tickets.values()) >= sum(record.kv_bytes > 0 for record in simulated.records)
-    if all(node.num_reserved_decode_tokens == ALL_OUTPUT for node in nodes if node.role == "decode"):
+        tickets, attempts = simulation.tickets[record.request_id], 1
+        if preemption == "prefill":
+            attempts += record.preemptions
+            assert record.preemptions <= record.output_tokens, "no attempt without a token"
+        assert tickets <= attempts
+        if record.kv_bytes and record.outcome == "completed":
+            streamed_by_prefill = first_token == "prefill" and attempts > 1
+            assert tickets in ((attempts - 1, attempts) if streamed_by_prefill else (attempts,))
+    assert sum(record.preemptions for record in simulated.records) == simulated.preemptions
+    if all(node.num_reserved_decode_tokens == ALL_OUTPUT for node in run.nodes if node.role == "decode"):
         assert simulated.preemptions == 0, "the whole output was reserved"
 
 
@@ -319,14 +351,14 @@ def test_lost_nodes_cost_a_retry_or_a_failure_with_its_reason_and_survivors_noth
 ) -> None:
     simulation = Simulation(run, after_event=Simulation.check_integrity)
     for at_s, choice, dies in losses:
-        simulation._at(at_s, partial(_lose, simulation, choice, dies))
+        simulation._at(at_s, partial(lose, simulation, choice, dies))
     for at_s, choice in aborts:
-        simulation._at(at_s, partial(_abort, simulation, choice))
+        simulation._at(at_s, partial(abort, simulation, choice))
     simulated = simulation.run()
-    _assert_nothing_is_held(simulation, lost=_lost(simulation))
+    assert_nothing_is_held(simulation, lost=lost(simulation))
     assert simulation.recorder.strays == 0
     for record in simulated.records:
-        _assert_ended_once(record)
+        assert_ended_once(record)
         if record.outcome == "failed":
             known = ("was lost", "node is left", "aborted", "need KV for", "must be at least 1")
             assert any(words in record.reason for words in known), record.reason
@@ -371,15 +403,15 @@ def test_messages_that_cross_each_other_on_the_way_lose_and_leak_nothing(
 ) -> None:
     simulation = SlowControl(run, delays_s)
     for at_s, choice in aborts:
-        simulation._at(at_s, partial(_abort, simulation, choice))
+        simulation._at(at_s, partial(abort, simulation, choice))
     for at_s, choice, dies in losses:
-        simulation._at(at_s, partial(_lose, simulation, choice, dies))
+        simulation._at(at_s, partial(lose, simulation, choice, dies))
     simulated = simulation.run()
     simulation.settle()
-    _assert_nothing_is_held(simulation, lost=_lost(simulation))
+    assert_nothing_is_held(simulation, lost=lost(simulation))
     assert simulation.recorder.strays == 0
     for record in simulated.records:
-        _assert_ended_once(record)
+        assert_ended_once(record)
         if not (losses or record.reason == "aborted"):
             refused = _refusal(run, record.prompt_tokens, record.max_tokens)
             assert (record.outcome == "failed") is refused, record.reason

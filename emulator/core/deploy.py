@@ -71,6 +71,15 @@ class NodeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     upkeep: Upkeep = Upkeep()
     weight_bytes: int | None = None
 
+    def tokens_held(self, prompt_tokens: int, max_tokens: int, *, hands_over: bool) -> int:
+        """For how many tokens this node must have room to serve a request; to hand its prompt over, for that alone.
+
+        Unless the prompt is prefilled anew with what was generated, each time the node that decodes it runs out of
+        memory.
+        """
+        prompt_alone = hands_over and self.preemption == "recompute"
+        return prompt_tokens if prompt_alone else prompt_tokens + max_tokens
+
     @property
     def kv_capacity_bytes(self) -> int:
         """KV that fits beside the weights, that of each token counted once, also where several GPUs hold the same."""
@@ -88,6 +97,7 @@ class RouterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     first_token: FirstToken = "handoff"
     admission: Admission = "dispatch"
     transfer_mode: TransferMode = "push"
+    preemption: Preemption = "recompute"
     conditional: Conditional | None = None
     role_switching: RoleSwitching | None = None
 
@@ -235,6 +245,7 @@ def plan_runs(
                         first_token=deployment.first_token,
                         admission=deployment.admission,
                         transfer_mode=deployment.transfer_mode,
+                        preemption=deployment.preemption,
                         conditional=deployment.conditional,
                         role_switching=deployment.role_switching,
                     ),
@@ -391,7 +402,8 @@ def _check_stated_lengths(topology: Topology, runs: list[RunSpec]) -> None:
                 if stated.total_tokens > node.max_model_len:
                     raise ConfigError(f"{where} exceed the context of {run.model}, {node.max_model_len} tokens")
                 room = node.kv_blocks * node.block_size
-                if (stated.prompt_tokens if node.role == "prefill" else stated.total_tokens) > room:
+                prefills = node.role == "prefill"
+                if node.tokens_held(stated.prompt_tokens, stated.output_tokens, hands_over=prefills) > room:
                     raise CapacityError(
                         f"{where} do not fit the KV memory of {run.deployment}'s {node.name}, {room} tokens; "
                         "use shorter prompts, a larger GPU or more tensor parallelism"

@@ -1,4 +1,4 @@
-"""What a node's engine wants done. The engine decides; a driver (live or simulated) carries these out in order."""
+"""What a node's engine or the router wants done. They decide; a driver (live or simulated) carries it out in order."""
 
 from __future__ import annotations
 
@@ -12,6 +12,13 @@ from emulator.core.records import StepRecord, TimeRun
 class Reply(msgspec.Struct, frozen=True, gc=False):
     """Send this message to the router."""
 
+    message: Message
+
+
+class Send(msgspec.Struct, frozen=True, gc=False):
+    """Send this message of the router to that peer."""
+
+    peer: str
     message: Message
 
 
@@ -34,7 +41,7 @@ class RecordStep(msgspec.Struct, frozen=True, gc=False):
 
 
 class TokenRun(msgspec.Struct, frozen=True, gc=False):
-    """A request got `tokens` tokens, one at each of these instants (in place of a message for every step)."""
+    """A request's attempt got `tokens` tokens, one at each of these instants (in place of a message for every step)."""
 
     request_id: str
     times: list[float | TimeRun]
@@ -60,11 +67,12 @@ class CancelTransmit(msgspec.Struct, frozen=True, gc=False):
 
 
 class OpenTicket(msgspec.Struct, frozen=True, gc=False):
-    """Exactly `nbytes` KV bytes of a request may arrive under this ticket."""
+    """Exactly `nbytes` KV bytes of a request may arrive under this ticket, from node `source`."""
 
     request_id: str
     ticket: int
     nbytes: int
+    source: str = ""
 
 
 class CloseTicket(msgspec.Struct, frozen=True, gc=False):

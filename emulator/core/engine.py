@@ -15,11 +15,14 @@ from emulator.core.kv_pool import KvPool
 from emulator.core.life import Life
 from emulator.core.messages import (
     Abort,
+    Admit,
     Generate,
     Heartbeat,
+    KvComputed,
     KvReady,
     KvReceived,
     NodeFinish,
+    Preempted,
     Prefill,
     PrefillDone,
     Rejected,
@@ -32,6 +35,7 @@ from emulator.core.messages import (
 )
 from emulator.core.outgoing import Outgoing
 from emulator.core.records import RequestTimes
+from emulator.core.refusal import refusal
 from emulator.core.running import Running
 from emulator.core.scheduler import Scheduler, SchedulerConfig, Sequence, Status, Step
 from emulator.core.token_runs import TokenRuns
@@ -61,6 +65,7 @@ class Engine:
             bytes_per_token=node.kv_bytes_per_token,
             num_reserved_decode_tokens=node.num_reserved_decode_tokens,
             new_ticket=new_ticket,
+            max_reads=node.max_transfers_in_flight,
         )
         self._lives: dict[str, Life] = {}
         self._first_due: set[Sequence] = set()  # received, and without a token so far
@@ -85,6 +90,10 @@ class Engine:
                 effects += self._enqueue(message, now_s)
             case Reserve():
                 effects += self._reserve(message)
+            case KvComputed():
+                self.incoming.reads.computed(message.request_id)
+            case Admit():
+                self._admit(message.request_id, now_s)
             case SendKv():
                 effects += self._send_kv(message, now_s)
             case Release(request_id=request_id) | Abort(request_id=request_id):
@@ -139,7 +148,8 @@ class Engine:
         request = self.incoming.arrived(ticket)
         if request is None:
             return [CloseTicket(ticket)]
-        sequence = Sequence(request.request_id, request.prompt_tokens, request.max_tokens)
+        gives_up = self.node.preemption == "prefill"
+        sequence = Sequence(request.request_id, request.prompt_tokens, request.max_tokens, gives_up=gives_up)
         if request.first_token == "recompute":
             self._first_due.add(sequence)
         else:
@@ -170,10 +180,9 @@ class Engine:
     # --- decisions --------------------------------------------------------------------------------------------
 
     def _enqueue(self, message: Generate | Prefill, now_s: float) -> list[Effect]:
+        if problem := refusal(self.node, message):
+            return [Reply(Rejected(message.request_id, problem))]
         hand_over = isinstance(message, Prefill)
-        here = message.prompt_tokens + (0 if hand_over else message.max_tokens)
-        if refusal := self._refusal(message, here):
-            return refusal
         sequence = Sequence(message.request_id, message.prompt_tokens, message.max_tokens, hand_over=hand_over)
         waits = isinstance(message, Prefill) and message.await_ticket
         self._lives[message.request_id] = Life(sequence, queued_s=now_s, awaits_ticket=waits)
@@ -185,32 +194,21 @@ class Engine:
         return []
 
     def _reserve(self, message: Reserve) -> list[Effect]:
-        if refusal := self._refusal(message, message.prompt_tokens + message.max_tokens):
-            return refusal
+        if problem := refusal(self.node, message):
+            return [Reply(Rejected(message.request_id, problem))]
         self.incoming.request(message)
         return []
 
-    def _refusal(self, message: Generate | Prefill | Reserve, tokens_here: int) -> list[Effect]:
-        """A Rejected for a request that can never be served here, or nothing."""
-        prompt, output = message.prompt_tokens, message.max_tokens
-        problem = ""
-        if prompt < 1 or output < 1:
-            problem = ": both must be at least 1"
-        elif prompt + output > self.node.max_model_len:
-            problem = f" exceed the context of {self.node.max_model_len} tokens"
-        elif self.pool.blocks_for(tokens_here) > self.pool.num_blocks:
-            room = self.pool.num_blocks * self.pool.block_size
-            problem = f" need KV for {tokens_here} tokens, {self.node.name} has room for {room}"
-        if not problem:
-            return []
-        return [Reply(Rejected(message.request_id, f"prompt of {prompt} and {output} output tokens{problem}"))]
-
-    def _send_kv(self, message: SendKv, now_s: float) -> list[Effect]:
-        life = self._lives.get(message.request_id)
+    def _admit(self, request_id: str, now_s: float) -> None:
+        """The decode node has memory: a prefill that waited for that may start."""
+        life = self._lives.get(request_id)
         if life is not None and life.awaits_ticket:
             life.awaits_ticket, life.admitted_s = False, now_s
             self._close_ranks()
             self.scheduler.add(life.sequence)
+
+    def _send_kv(self, message: SendKv, now_s: float) -> list[Effect]:
+        self._admit(message.request_id, now_s)
         effects = self.outgoing.ticket(message.request_id, message.ticket, message.endpoint, message.destination, now_s)
         ready_s = self.outgoing.ready_s(message.request_id)
         if ready_s is not None:
@@ -267,6 +265,8 @@ class Engine:
             if granted and step is None:
                 self._keep_within_memory()
             effects += granted
+        if self.incoming.reads.due:
+            effects += self.incoming.read()
         if step is not None:
             if self._merge_steps and step.decodes:
                 effects += self._token_runs.follow(step.decodes)
@@ -278,6 +278,7 @@ class Engine:
         for victim in self.scheduler.preempted:
             effects += self._token_runs.tell(victim)
             effects += self.incoming.forget(victim.request_id)
+            effects.append(self._preempted(victim))
         if step is None:
             return None
         for sequence, _ in step.chunks:
@@ -285,6 +286,12 @@ class Engine:
             if life.prefill_start_s is None and life.prefills_here:
                 life.prefill_start_s = now_s
         return step
+
+    def _preempted(self, victim: Sequence) -> Reply:
+        if not victim.gives_up:
+            return Reply(Preempted(victim.request_id, victim.generated, recomputes=True))
+        self._first_due.discard(victim)
+        return Reply(Preempted(victim.request_id, victim.generated, self._lives.pop(victim.request_id).times()))
 
     def _start(self, step: Step, now_s: float) -> RunStep:
         shape, cost = step.shape(), self.node.cost

@@ -1,7 +1,7 @@
 """The receiving side of KV hand-over on one node: memory reserved before bytes move, and the tickets for them.
 
 Requests that do not fit wait here first come first served; their KV stays at the sender meanwhile, so that pressure
-travels back as it does in real stacks.
+travels back as it does in real stacks. Where this side reads KV instead of being sent it, it says when (`core.reads`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import msgspec
 
 from emulator.core.effects import CloseTicket, Effect, OpenTicket, Reply
 from emulator.core.kv_pool import KvPool
-from emulator.core.messages import Reserve, Reserved
+from emulator.core.messages import ReadKv, Reserve, Reserved
+from emulator.core.reads import Reads
 
 
 class Reservation(msgspec.Struct, frozen=True, gc=False):
@@ -34,6 +35,7 @@ class Incoming:
         bytes_per_token: int,
         num_reserved_decode_tokens: int,
         new_ticket: Callable[[], int],
+        max_reads: int = 1,
     ) -> None:
         self._pool = pool
         self._endpoint = endpoint
@@ -43,6 +45,7 @@ class Incoming:
         self._waiting: deque[Reserve] = deque()
         self._by_ticket: dict[int, Reservation] = {}
         self._ticket_of: dict[str, int] = {}
+        self.reads = Reads(max_reads)
 
     @property
     def waiting(self) -> int:
@@ -57,6 +60,7 @@ class Incoming:
     def request(self, message: Reserve) -> None:
         """Queue a reservation; `grant` answers it."""
         self._waiting.append(message)
+        self.reads.expect(message.request_id, message.source, computed=message.computed)
 
     def grant(self) -> list[Effect]:
         """Reserve for as many waiting requests as fit, in order."""
@@ -70,9 +74,17 @@ class Incoming:
             ticket = self._new_ticket()
             self._by_ticket[ticket] = Reservation(message, ticket)
             self._ticket_of[message.request_id] = ticket
-            effects.append(OpenTicket(message.request_id, ticket, message.prompt_tokens * self._bytes_per_token))
+            nbytes = message.prompt_tokens * self._bytes_per_token
+            effects.append(OpenTicket(message.request_id, ticket, nbytes, message.source))
             effects.append(Reply(Reserved(message.request_id, ticket, self._endpoint)))
+            self.reads.granted(message.request_id)
         return effects
+
+    def read(self) -> list[Effect]:
+        """Ask for the KV that is to be read now."""
+        return [
+            Reply(ReadKv(request_id, self._ticket_of[request_id], self._endpoint)) for request_id in self.reads.begin()
+        ]
 
     def arrived(self, ticket: int) -> Reserve | None:
         """All KV under this ticket is here: the request it belongs to (None when it was aborted meanwhile)."""
@@ -80,11 +92,13 @@ class Incoming:
         if reservation is None:
             return None
         self._pool.claim(reservation.request.request_id)
+        self.reads.over(reservation.request.request_id)
         return reservation.request
 
     def drop(self, request_id: str) -> list[Effect]:
         """The request is over: its ticket is dead, whether KV is on its way, here, or was never asked for."""
         ticket = self._ticket_of.pop(request_id, None)
+        self.reads.over(request_id)
         if ticket is None:
             if self._waiting:
                 self._waiting = deque(m for m in self._waiting if m.request_id != request_id)
@@ -107,5 +121,6 @@ class Incoming:
         owners = self._pool.owners()
         for reservation in self._by_ticket.values():
             assert reservation.request.request_id in owners, "a reservation without blocks"
+        self.reads.check_integrity()
         for message in self._waiting:
             assert message.request_id not in owners, "a waiting request holds blocks"

@@ -68,8 +68,8 @@ class Generate(Message, frozen=True):
 
 
 class Prefill(Message, frozen=True):
-    """To a prefill node: compute this prompt (with `await_ticket` once a ticket has come), keep its KV, send it when a
-    ticket comes."""
+    """To a prefill node: compute this prompt (with `await_ticket` once it is admitted or its ticket has come), keep its
+    KV, send it when a ticket comes."""
 
     request_id: str
     prompt_tokens: int
@@ -78,10 +78,11 @@ class Prefill(Message, frozen=True):
 
 
 class Reserve(Message, frozen=True):
-    """To a decode node: reserve KV blocks for this request and issue a ticket for its transfer.
+    """To a decode node: reserve KV blocks for this request and issue a ticket for its transfer from node `source`.
 
-    Its first token is then streamed when the KV has arrived (`handoff`), has been streamed by then (`prefill`), or is
-    made here by computing the last token of the prompt again (`recompute`).
+    `computed`: its KV is there to be read already (see `KvComputed`). Its first token is then streamed when the KV has
+    arrived (`handoff`), has been streamed by then (`prefill`), or is made here by computing the last token of the
+    prompt again (`recompute`).
     """
 
     request_id: str
@@ -89,6 +90,7 @@ class Reserve(Message, frozen=True):
     max_tokens: int
     first_token: FirstToken = "handoff"
     computed: bool = False
+    source: str = ""
 
 
 class Admit(Message, frozen=True):
@@ -182,10 +184,15 @@ class ReadKv(Message, frozen=True):
 
 
 class Preempted(Message, frozen=True):
-    """The decode node has given up a request, of which `generated` tokens are streamed, for want of memory."""
+    """The node that decodes a request has taken its memory away, when `generated` tokens of this attempt were there.
+
+    It has given the request up, and says what it knows of it; or computes it again by itself (`recomputes`).
+    """
 
     request_id: str
     generated: int
+    times: RequestTimes = RequestTimes()
+    recomputes: bool = False
 
 
 class KvReceived(Message, frozen=True):

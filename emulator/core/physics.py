@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from emulator.core.cost import RooflineCost
 from emulator.core.deploy import NodeSpec, RunSpec
 from emulator.core.hardware import FP16_BYTES, Catalog, Gpu, Model
-from emulator.core.physics_link import Allowance, link_violations
+from emulator.core.physics_link import Allowance, link_violations, prefilled_anew
 from emulator.core.records import Record, StepRecord, TimeRun
 
 SIMULATED = Allowance(rate_share=1e-9, bursts=0, time_s=1e-6)
@@ -231,18 +231,29 @@ def _step_times(table: _Steps) -> list[str]:
     return found + _said("a step held more KV than the memory has", table.where(full))
 
 
-def _conservation(run: RunSpec, records: Sequence[Record], table: _Steps, *, simulated: bool) -> list[str]:
-    """On each node: prompts of completed requests were computed, and their tokens decoded one at a step.
+@dataclass(frozen=True, slots=True)
+class _Needed:
+    """Prompt tokens to compute and tokens to decode for the completed requests, by node.
 
-    A preempted request is computed again, prompt and tokens so far in one piece, and the end of that brings one token
-    more. So as many decodes may be missing as whole recomputations fit into the surplus of computed tokens; and where
-    everything has completed and there is no surplus, none may be missing or too many. A live node without steps was
-    lost with them. The first token is made by prefill, unless the decode node recomputes the prompt's last one.
+    Of requests that were prefilled anew for want of memory, only the first prompt's node is known: the rest may have
+    been on any (`moved_prompts`, `moved_decodes`). `shortest` prompt of those that decode on a node alone.
     """
+
+    prompts: Ints
+    decodes: Ints
+    shortest: Ints
+    moved_prompts: int
+    moved_decodes: int
+    homeless: Sequence[str]
+
+
+def _needed(run: RunSpec, records: Sequence[Record]) -> _Needed:
+    """The first token is made by prefill, unless the decode node recomputes the prompt's last one."""
     by_prefill = 0 if run.first_token == "recompute" else 1
     index = {node.name: number for number, node in enumerate(run.nodes)}
-    needed_prompts, needed_decodes = np.zeros((2, len(run.nodes)), dtype=np.int64)
+    prompts, decodes = np.zeros((2, len(run.nodes)), dtype=np.int64)
     shortest = np.full(len(run.nodes), np.iinfo(np.int64).max)
+    moved_prompts = moved_decodes = 0
     homeless = []
     for record in records:
         if record.outcome != "completed":
@@ -251,22 +262,48 @@ def _conservation(run: RunSpec, records: Sequence[Record], table: _Steps, *, sim
         if prefill is None or decode is None:
             homeless.append(f"{record.request_id} completed on {record.prefill_node} and {record.decode_node}")
             continue
-        needed_prompts[prefill] += record.prompt_tokens
-        needed_decodes[decode] += record.output_tokens - by_prefill
-        shortest[decode] = min(shortest[decode], record.prompt_tokens)
+        prompts[prefill] += record.prompt_tokens
+        if prefilled_anew(run, record):
+            moved_prompts += record.kv_bytes_again // run.nodes[decode].kv_bytes_per_token
+            moved_decodes += record.output_tokens - by_prefill * (1 + record.preemptions)
+        else:
+            decodes[decode] += record.output_tokens - by_prefill
+            shortest[decode] = min(shortest[decode], record.prompt_tokens)
+    return _Needed(prompts, decodes, shortest, moved_prompts, moved_decodes, homeless)
+
+
+def _conservation(run: RunSpec, records: Sequence[Record], table: _Steps, *, simulated: bool) -> list[str]:
+    """On each node: prompts of completed requests were computed, and their tokens decoded one at a step.
+
+    A preempted request is computed again, prompt and tokens so far in one piece, and the end of that brings one token
+    more. So as many decodes may be missing as whole recomputations fit into the surplus of computed tokens; and where
+    everything has completed and there is no surplus, none may be missing or too many. A live node without steps was
+    lost with them. What moved from node to node has to be found on all of them together.
+    """
+    needed = _needed(run, records)
     computed, decoded = table.total(table.prefill_tokens), table.total(table.decode_batch)
+    surplus, missing = computed - needed.prompts, needed.decodes - decoded
+    recomputed = np.minimum(np.maximum(surplus, 0) // (needed.shortest + 1), needed.decodes)
+    recomputed[needed.shortest == np.iinfo(np.int64).max] = 0
     everything = all(record.outcome == "completed" for record in records)
     broken = []
+    complete = True
     for number, node in enumerate(run.nodes):
-        surplus = int(computed[number] - needed_prompts[number])
-        missing = int(needed_decodes[number] - decoded[number])
         if not simulated and not np.any(table.node == number):
+            complete = False
             continue
-        if surplus < 0:
-            broken.append(f"{node.name} computed {computed[number]} prompt tokens of {needed_prompts[number]} needed")
-        elif missing > surplus // (int(shortest[number]) + 1) or (everything and surplus == 0 and missing < 0):
-            broken.append(f"{node.name} decoded {decoded[number]} tokens, its requests have {needed_decodes[number]}")
-    return _said("a request completed on no node of the run", homeless) + _said(
+        too_many = everything and not needed.moved_decodes and surplus[number] == 0 and missing[number] < 0
+        if surplus[number] < 0:
+            broken.append(f"{node.name} computed {computed[number]} prompt tokens of {needed.prompts[number]} needed")
+        elif missing[number] > recomputed[number] or too_many:
+            broken.append(f"{node.name} decoded {decoded[number]} tokens, its requests have {needed.decodes[number]}")
+    if needed.moved_prompts and complete and not broken:
+        left, still_missing = surplus.sum() - needed.moved_prompts, missing.sum() + needed.moved_decodes
+        if left < 0:
+            broken.append(f"all nodes computed {-left} prompt tokens less than were needed")
+        elif still_missing > recomputed.sum() or (everything and left == 0 and still_missing < 0):
+            broken.append(f"all nodes decoded {decoded.sum()} tokens, their requests have {still_missing} more")
+    return _said("a request completed on no node of the run", needed.homeless) + _said(
         "tokens of requests and of steps do not agree", broken
     )
 

@@ -57,8 +57,16 @@ def link_violations(run: RunSpec, records: Sequence[Record], allowed: Allowance,
     return sizes[:1] + times[:1] + rates
 
 
+def prefilled_anew(run: RunSpec, record: Record) -> bool:
+    """Whether a request that lost its memory was prefilled anew for that, instead of being recomputed where it was."""
+    return record.preemptions > 0 and record.kv_bytes > 0 and run.router.preemption == "prefill"
+
+
 def _sizes(run: RunSpec, records: Iterable[Record]) -> list[str]:
-    """Whoever completed brought the KV of the whole prompt and of nothing else; or none, if one node did it all."""
+    """Whoever completed brought the KV of the whole prompt and of nothing else; or none, if one node did it all.
+
+    And that of the prompt with what was generated, for each time that it was prefilled anew.
+    """
     per_token = {node.name: node.kv_bytes_per_token for node in run.nodes}
     found = []
     for r in records:
@@ -66,7 +74,26 @@ def _sizes(run: RunSpec, records: Iterable[Record]) -> list[str]:
         if r.outcome == "completed" and r.kv_bytes != per_token.get(r.decode_node or "", 0) * moved_tokens:
             brought = f"{r.request_id} brought {r.kv_bytes} bytes for a prompt of {r.prompt_tokens} tokens"
             found.append(f"KV is not conserved: {brought}")
+        elif r.outcome == "completed" and not _may_move_again(run, r, per_token.get(r.decode_node or "", 0)):
+            again = f"{r.request_id}, preempted {r.preemptions} times, brought {r.kv_bytes_again} bytes again"
+            found.append(f"KV is not conserved: {again}")
     return found
+
+
+def _may_move_again(run: RunSpec, record: Record, per_token: int) -> bool:
+    """Whether so many bytes may have been moved again: every time a prompt that is longer by a token at least.
+
+    The last time there may be none, where the prefill node streams a token that is all that is left.
+    """
+    if not prefilled_anew(run, record):
+        return record.kv_bytes_again == 0
+    tokens, odd = divmod(record.kv_bytes_again, per_token)
+    times = record.preemptions
+    counts = (times - 1, times) if run.first_token == "prefill" else (times,)
+    longest = record.prompt_tokens + record.output_tokens - 1
+    return odd == 0 and any(
+        n * record.prompt_tokens + n * (n + 1) // 2 <= tokens <= n * longest - n * (n - 1) // 2 for n in counts
+    )
 
 
 def _times(run: RunSpec, records: Iterable[Record], allowed: Allowance) -> list[str]:

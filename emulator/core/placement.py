@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from emulator.core.records import RequestTimes
 from emulator.core.specs import Role, Routing
 
+ATTEMPT = "~"
+"""Stands between a request's id and the number of its attempt, and in no request's id."""
+
 
 @dataclass(slots=True, eq=False)
 class Node:
@@ -25,11 +28,20 @@ class Node:
     kv_tokens: int = 0
 
 
+def request_id_of(attempt_id: str) -> str:
+    """The id by which a client knows what nodes call `attempt_id`."""
+    return attempt_id.partition(ATTEMPT)[0]
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """A request in the cluster. `attempt_id` is what nodes call it; the nodes are None once they are done with it.
 
     `decode` is the node that generates its tokens, or all but the first: None also where it has not been chosen yet.
+
+    An attempt ends with a lost node (`failures` counts those) or because its tokens' KV is lost (`restarts`): the next
+    one's prompt has the tokens that were generated, `resumed` of the `emitted` ones. Names and `times` are those of the
+    first attempt that began to generate.
     """
 
     request_id: str
@@ -37,7 +49,9 @@ class Request:
     prompt_tokens: int
     max_tokens: int
     submitted_s: float
-    attempt: int = 0
+    failures: int = 0
+    restarts: int = 0
+    resumed: int = 0
     attempt_id: str = ""
     prefill: Node | None = None
     decode: Node | None = None
@@ -51,6 +65,25 @@ class Request:
     def total_tokens(self) -> int:
         """Prompt and output together."""
         return self.prompt_tokens + self.max_tokens
+
+    def begin_attempt(self) -> None:
+        """Nodes are to know it by an id that they have not heard yet."""
+        attempt = self.failures + self.restarts
+        self.attempt_id = self.request_id + (f"{ATTEMPT}{attempt}" if attempt else "")
+
+    def note(self, times: RequestTimes) -> None:
+        """What a node knows of its life; of what is done again, the bytes alone."""
+        if self.restarts:
+            times = RequestTimes(kv_bytes_again=times.kv_bytes or 0)
+        self.times = self.times.merged(times)
+
+    def restart(self, generated: int) -> None:
+        """The present attempt, which is over, has `generated` tokens; the next one is to go on from them."""
+        self.restarts += 1
+        self.resumed += generated
+        self.emitted = self.resumed
+        self.prompt_tokens += generated
+        self.max_tokens -= generated
 
 
 _LOAD: Mapping[Role, Callable[[Node], tuple[int, int]]] = {
@@ -116,14 +149,18 @@ class Placement:
 
     def give_prefill(self, request: Request, node: Node) -> None:
         """A request's prompt is to be computed on a node."""
-        request.prefill, request.prefill_name, request.prefilling = node, node.name, True
+        request.prefill, request.prefilling = node, True
+        if not request.restarts:
+            request.prefill_name = node.name
         node.prefill_tokens += request.prompt_tokens
         if node is not request.decode:
             node.requests += 1
 
     def give_decode(self, request: Request, node: Node) -> None:
         """A request's tokens are to be generated on a node, which may be the one that computes its prompt."""
-        request.decode, request.decode_name = node, node.name
+        request.decode = node
+        if not request.restarts:
+            request.decode_name = node.name
         node.kv_tokens += request.total_tokens
         if node is not request.prefill:
             node.requests += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from emulator.core.effects import TokenRun
 from emulator.core.messages import Finished, Tokens
+from emulator.core.placement import request_id_of
 from emulator.core.records import Record, TimeRun
 from emulator.core.workload import PlannedRequest
 
@@ -51,8 +52,8 @@ class Recorder:
             record.token_times_s.extend([now_s] * n)
 
     def token_run(self, run: TokenRun) -> None:
-        """Tokens arrived at all instants of a run."""
-        record = self._records.get(run.request_id)
+        """Tokens arrived at all instants of a run, which names the attempt."""
+        record = self._records.get(request_id_of(run.request_id))
         if record is None or record.finish_s is not None or self._closed:
             self.strays += run.tokens
             return
@@ -73,7 +74,8 @@ class Recorder:
         record.queued_s, record.admitted_s, record.streamed_s = times.queued_s, times.admitted_s, times.streamed_s
         record.prefill_start_s, record.prefill_end_s = times.prefill_start_s, times.prefill_end_s
         record.kv_ready_s, record.kv_start_s, record.kv_end_s = times.kv_ready_s, times.kv_start_s, times.kv_end_s
-        record.kv_bytes = times.kv_bytes or 0
+        record.kv_bytes, record.kv_bytes_again = times.kv_bytes or 0, times.kv_bytes_again
+        record.preemptions = times.preemptions
         if self._closed:
             return
         record.finish_s = now_s

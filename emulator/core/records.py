@@ -58,6 +58,9 @@ class RequestTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     `streamed_s`: its first token was there to be streamed, where that is not when the KV has arrived: at the end of its
     prefill, or of the step in which the decode node computed the prompt's last token again (`first_token`). `kv_bytes`:
     bytes counted at the decode node.
+
+    All these are of its first hand-over. `preemptions`: how often it lost its memory on the node that decodes it;
+    `kv_bytes_again`: bytes that were moved for it after that, because its prompt was prefilled anew.
     """
 
     queued_s: float | None = None
@@ -69,9 +72,11 @@ class RequestTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     kv_end_s: float | None = None
     streamed_s: float | None = None
     kv_bytes: int | None = None
+    preemptions: int = 0
+    kv_bytes_again: int = 0
 
     def merged(self, later: RequestTimes) -> RequestTimes:
-        """These instants with those of `later` laid over them."""
+        """These instants with those of `later` laid over them; counts add up."""
         return RequestTimes(
             queued_s=self.queued_s if later.queued_s is None else later.queued_s,
             admitted_s=self.admitted_s if later.admitted_s is None else later.admitted_s,
@@ -82,6 +87,8 @@ class RequestTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
             kv_end_s=self.kv_end_s if later.kv_end_s is None else later.kv_end_s,
             streamed_s=self.streamed_s if later.streamed_s is None else later.streamed_s,
             kv_bytes=self.kv_bytes if later.kv_bytes is None else later.kv_bytes,
+            preemptions=self.preemptions + later.preemptions,
+            kv_bytes_again=self.kv_bytes_again + later.kv_bytes_again,
         )
 
 
@@ -90,6 +97,9 @@ class Record(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False)
 
     `token_times_s` has one instant per output token received at the client. `kv_start_s`…`kv_end_s` cover the
     transfer on the wire. `outcome` is `completed`, `failed` (with `reason`) or `unfinished` (cut at the deadline).
+
+    Nodes, bytes and instants are those of the first hand-over. `preemptions` counts how often the request lost its
+    memory on the node that decodes it; where it was prefilled anew for that, `kv_bytes_again` moved for it besides.
     """
 
     request_id: str
@@ -115,6 +125,8 @@ class Record(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False)
     prefill_end_s: float | None = None
     kv_ready_s: float | None = None
     streamed_s: float | None = None
+    preemptions: int = 0
+    kv_bytes_again: int = 0
 
     def times(self) -> NDArray[np.float64]:
         """Instants of all output tokens, in seconds."""

@@ -1,10 +1,13 @@
 """The router as a state machine: places requests on nodes, carries tickets and tokens, survives lost nodes.
 
-A request's prefill and decode node meet through the ticket that the decode node issues once it has reserved memory.
-When it is asked to is the *admission*: `dispatch` tells both at once; so does `decode_reserve_first`, but the prefill
-waits for the ticket; `prefill_first` chooses and asks a decode node when the prompt is computed. With `first_token =
-"prefill"` the router streams the first token as soon as it knows that it was sampled; a request for no more than that
-never meets a decode node.
+When a decode node is asked for memory is the *admission*: `dispatch` tells it and the prefill node at once; so does
+`decode_reserve_first`, but the prefill waits for the memory; `prefill_first` chooses and asks a decode node when the
+prompt is computed (`core.handover` has what they are then told of each other). With `first_token = "prefill"` the
+router streams the first token as soon as it knows that it was sampled; a request for no more than that never meets a
+decode node.
+
+With `preemption = "prefill"` a decode node gives up what it has no memory for any more: the request starts anew, with
+all its tokens so far as the prompt, and its stream goes on.
 
 A node knows a request by an id of its own for each attempt, so that what a lost attempt still says can never be taken
 for the present one.
@@ -12,9 +15,9 @@ for the present one.
 
 from __future__ import annotations
 
-import msgspec
-
+from emulator.core import handover
 from emulator.core.deploy import RouterSpec
+from emulator.core.effects import Send
 from emulator.core.messages import (
     Abort,
     Finished,
@@ -24,15 +27,13 @@ from emulator.core.messages import (
     Hello,
     KvReady,
     KvReceived,
-    Message,
     NodeFinish,
-    Prefill,
+    Preempted,
     PrefillDone,
+    ReadKv,
     Rejected,
     Release,
-    Reserve,
     Reserved,
-    SendKv,
     StepTokens,
     Submit,
     TokenCount,
@@ -40,18 +41,11 @@ from emulator.core.messages import (
     ToRouter,
     Welcome,
 )
-from emulator.core.placement import Node, Placement, Request
+from emulator.core.placement import ATTEMPT, Node, Placement, Request
 from emulator.core.records import RequestTimes
 from emulator.core.specs import Role
 
 MAX_ATTEMPTS = 3
-
-
-class Send(msgspec.Struct, frozen=True, gc=False):
-    """Send this message to that peer."""
-
-    peer: str
-    message: Message
 
 
 class Router:
@@ -140,8 +134,8 @@ class Router:
 
     def _id_refusal(self, request_id: str) -> str:
         """Why a request may not have this id: what nodes still say of another would be taken for it."""
-        if "~" in request_id:
-            return "a request id must not contain ~"
+        if ATTEMPT in request_id:
+            return f"a request id must not contain {ATTEMPT}"
         if request_id in self._requests:
             return "this request id is in use"
         if request_id in self._ended or request_id in self._ended_before:
@@ -152,25 +146,23 @@ class Router:
 
     def _dispatch(self, request: Request) -> list[Send]:
         """Give a request to the nodes that are asked first."""
-        request.attempt_id = request.request_id + (f"~{request.attempt}" if request.attempt else "")
-        request.times = RequestTimes()
+        request.begin_attempt()
         if (role := self._generating_role(request)) is not None:
             return self._generate(request, role)
-        admission = self._spec.admission
-        prefill = self._nodes.pick("prefill", request.prompt_tokens)
+        recomputes = self._spec.preemption == "recompute"
+        prefill = self._nodes.pick("prefill", request.prompt_tokens if recomputes else request.total_tokens)
         if prefill is None:
             return self._end(request, "error", "no prefill node is left")
         reserve: list[Send] = []
-        if admission != "prefill_first":
+        if self._spec.admission != "prefill_first":
             decode = self._nodes.pick("decode", request.total_tokens)
             if decode is None:
                 return self._end(request, "error", "no decode node is left")
-            reserve = self._reserve(request, decode)
+            self._nodes.give_decode(request, decode)
+            reserve = [handover.reserve(self._spec, request, prefill, decode)]
         self._attempts[request.attempt_id] = request
         self._nodes.give_prefill(request, prefill)
-        wait = admission == "decode_reserve_first"
-        message = Prefill(request.attempt_id, request.prompt_tokens, request.max_tokens, await_ticket=wait)
-        return [*reserve, Send(prefill.name, message)]
+        return [*reserve, handover.prefill(self._spec, request, prefill)]
 
     def _generating_role(self, request: Request) -> Role | None:
         """The role of the node that serves a request all by itself; None where two do."""
@@ -188,19 +180,13 @@ class Router:
         self._nodes.give_decode(request, node)
         return [Send(node.name, Generate(request.attempt_id, request.prompt_tokens, request.max_tokens))]
 
-    def _reserve(self, request: Request, decode: Node) -> list[Send]:
-        """Ask a decode node for memory, and to go on from the first token as it is to be."""
-        self._nodes.give_decode(request, decode)
-        size = (request.attempt_id, request.prompt_tokens, request.max_tokens)
-        return [Send(decode.name, Reserve(*size, first_token=self._spec.first_token))]
-
     # --- nodes ------------------------------------------------------------------------------------------------
 
     def _from_node(self, node: Node, message: ToRouter) -> list[Send]:
         match message:
             case StepTokens():
                 return self._tokens(node, message)
-            case PrefillDone() | KvReady() | KvReceived() | Reserved() | Rejected():
+            case PrefillDone() | KvReady() | KvReceived() | Reserved() | ReadKv() | Preempted() | Rejected():
                 request = self._attempts.get(message.request_id)
                 if request is None or node not in (request.prefill, request.decode):
                     return []
@@ -211,43 +197,58 @@ class Router:
         return []
 
     def _progress(
-        self, request: Request, message: PrefillDone | KvReady | KvReceived | Reserved | Rejected
+        self,
+        request: Request,
+        message: PrefillDone | KvReady | KvReceived | Reserved | ReadKv | Preempted | Rejected,
     ) -> list[Send]:
         match message:
             case PrefillDone():
                 return self._prefill_done(request, message)
             case KvReady():
-                request.times = request.times.merged(message.times)
+                request.note(message.times)
             case KvReceived():
-                request.times = request.times.merged(message.times)
+                request.note(message.times)
                 return self._first_token(request) + self._release_prefill(request)
-            case Reserved() if request.prefill is not None:
-                destination = request.decode.name if request.decode is not None else ""
-                ticket = SendKv(request.attempt_id, message.ticket, message.endpoint, destination)
-                return [Send(request.prefill.name, ticket)]
+            case Reserved() | ReadKv():
+                return handover.ticket(self._spec, request, message)
+            case Preempted():
+                return self._preempted(request, message)
             case Rejected():
                 return self._end(request, "error", message.reason)
         return []
 
     def _prefill_done(self, request: Request, message: PrefillDone) -> list[Send]:
         """A prompt is computed: its first token may be due, or only now a place to decode."""
-        request.times = request.times.merged(message.times)
+        request.note(message.times)
         self._nodes.prefilled(request)
         if self._spec.first_token == "prefill":
-            request.times = request.times.merged(RequestTimes(streamed_s=message.times.prefill_end_s))
+            request.note(RequestTimes(streamed_s=message.times.prefill_end_s))
         sends = self._first_token(request)
-        if request.decode is not None:
-            return sends
+        if request.decode is not None or request.prefill is None:
+            return sends + handover.computed(self._spec, request)
         decode = self._nodes.pick("decode", request.total_tokens)
         if decode is None:
             return sends + self._end(request, "error", "no decode node is left")
-        return sends + self._reserve(request, decode)
+        self._nodes.give_decode(request, decode)
+        return [*sends, handover.reserve(self._spec, request, request.prefill, decode, computed=True)]
+
+    def _preempted(self, request: Request, message: Preempted) -> list[Send]:
+        """A node had no memory for a request any more: where it has given it up, others go on from what there is."""
+        request.note(message.times)
+        request.times = request.times.merged(RequestTimes(preemptions=1))
+        if message.recomputes:
+            return []
+        sends = self._release_prefill(request)
+        self._nodes.leave(request)
+        self._attempts.pop(request.attempt_id)
+        request.restart(message.generated)
+        return sends + self._dispatch(request)
 
     def _first_token(self, request: Request) -> list[Send]:
         """Where the token that prefill samples is streamed at once: it exists, by the first message that shows it."""
-        if self._spec.first_token != "prefill" or request.emitted:
+        if self._spec.first_token != "prefill" or request.emitted > request.resumed:
             return []
-        request.emitted = 1
+        request.emitted += 1
         return [Send(request.client, Tokens((TokenCount(request.request_id, 1),)))]
 
     def _tokens(self, node: Node, message: StepTokens) -> list[Send]:
@@ -269,7 +270,7 @@ class Router:
         request = self._attempts.get(finish.request_id)
         if request is None or request.decode is not node:
             return []
-        request.times = request.times.merged(finish.times)
+        request.note(finish.times)
         sends = self._release_prefill(request)
         self._nodes.leave(request)
         return sends + self._end(request, finish.reason, "")
@@ -280,9 +281,10 @@ class Router:
         if request.emitted:
             return self._end(request, "error", f"{why} after {request.emitted} tokens")
         sends = self._leave(request)
-        request.attempt += 1
-        if request.attempt >= MAX_ATTEMPTS:
+        request.failures += 1
+        if request.failures >= MAX_ATTEMPTS:
             return sends + self._end(request, "error", f"{why}, and {MAX_ATTEMPTS} attempts failed")
+        request.times = RequestTimes(preemptions=request.times.preemptions)
         return sends + self._dispatch(request)
 
     def _end(self, request: Request, reason: FinishReason, detail: str, *, tell_client: bool = True) -> list[Send]:

@@ -4,7 +4,7 @@ Two policies. `chunked` (as vLLM V1): one token budget a step; running requests 
 token for each that decodes and a chunk for each whose prompt is not finished; then waiting ones while budget, seats
 and memory last. `prefill_first` (as early vLLM): a step with prefills computes whole prompts and runs no decodes,
 which is the interference of the textbook. When memory runs out the request admitted last loses its blocks and goes
-back to the head of the queue, to be recomputed; in such a step nobody is admitted.
+back to the head of the queue, to be recomputed, or is given up; in such a step nobody is admitted.
 """
 
 from __future__ import annotations
@@ -40,13 +40,15 @@ class Status(Enum):
 class Sequence:
     """A request as one node computes it. `computed` tokens have their KV here; `generated` counts output tokens.
 
-    Its blocks hold at least `held_tokens`, so that the pool is asked only for more. `ended`: it has left the node.
+    Its blocks hold at least `held_tokens`, so that the pool is asked only for more. `ended`: it has left the node, or
+    been given up: what `gives_up` does not stay to be computed again when it is preempted.
     """
 
     request_id: str
     prompt_tokens: int
     max_tokens: int
     hand_over: bool = False
+    gives_up: bool = False
     status: Status = Status.WAITING
     computed: int = 0
     generated: int = 0
@@ -346,7 +348,10 @@ class Scheduler:
         victim.preemptions += 1
         self.num_preemptions += 1
         self.preempted.append(victim)
-        self.waiting.appendleft(victim)
+        if victim.gives_up:
+            victim.ended = True
+        else:
+            self.waiting.appendleft(victim)
 
     def check_integrity(self) -> None:
         """No sequence stands in two places, running ones hold the blocks of what they computed, limits are kept."""

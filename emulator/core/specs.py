@@ -252,6 +252,11 @@ class Deployment(Spec, frozen=True, kw_only=True):
     KV leaves in messages: one a prompt (`overlap` none), a chunk, or a group of layers of a chunk (`layer_groups` of
     them). Each costs `message_overhead` before its first byte; `max_transfers_in_flight` requests have one on the way
     between two nodes at a time, and their bytes go one after the other (`fifo`) or side by side (`fair`).
+
+    The prefill node sends them as they are computed (`transfer_mode` push), or the decode node reads a whole prompt
+    when it has memory for it and fewer than `max_transfers_in_flight` reads from that node are under way (pull). A
+    request that loses its memory on a decode node is computed again there (`preemption` recompute), or on a prefill
+    node, with all its tokens so far as the prompt (prefill).
     """
 
     name: Name
@@ -278,6 +283,16 @@ class Deployment(Spec, frozen=True, kw_only=True):
             )
         if not self.disaggregated and (self.first_token != "handoff" or self.admission != "dispatch"):
             raise ValueError("first_token and admission are for prefill and decode pools; colocated ones need neither")
+        if not self.disaggregated and (self.transfer_mode != "push" or self.preemption != "recompute"):
+            raise ValueError(
+                "transfer_mode and preemption are for prefill and decode pools; colocated ones move no KV and "
+                "recompute what they preempt"
+            )
+        if self.transfer_mode == "pull" and self.overlap != "none":
+            raise ValueError(
+                'transfer_mode = "pull" reads the KV of whole prompts: use overlap = "none", not '
+                f'"{self.overlap}", or transfer_mode = "push"'
+            )
         if self.admission == "prefill_first" and self.overlap != "none":
             raise ValueError(
                 'admission = "prefill_first" asks for decode memory when the prefill is done, so no KV can leave '

@@ -63,13 +63,15 @@ class TtftBreakdown(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 class KvSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """KV that crossed the network, of all requests whatever became of them.
 
-    `bytes` were counted at the decode nodes; `transfer_ms` is from the first byte on the wire to the last one
-    counted. `achieved_bps` is payload bits over the time in which at least one transfer was under way, the times of
+    `bytes` were counted at the decode nodes, `bytes_again` of them for requests that were prefilled anew because they
+    had lost their memory; the rest is of first hand-overs. `transfer_ms` is from the first byte on the wire to the last
+    one counted. `achieved_bps` is payload bits over the time in which at least one transfer was under way, the times of
     the decode nodes added up: the mean rate of a decode node while it receives. TCP segments sent again and packets
     dropped are those of all nodes during the run, null where the kernel does not shape.
     """
 
     bytes: int = 0
+    bytes_again: int = 0
     transfers: int = 0
     transfer_ms: Distribution = Distribution()
     achieved_bps: float | None = None
@@ -102,7 +104,8 @@ class RunSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     `request_goodput` requests meeting every SLO, both per second of the arrival window of `duration_s`;
     `output_throughput` is output tokens per second of the run.
     Attainments are shares of all requests, null when there were none. `first_token` is null where no KV is handed over.
-    `costs` goes by completed requests and by `request_goodput`.
+    `costs` goes by completed requests and by `request_goodput`. `preemptions`: how often a request lost its memory on
+    the node that decodes it.
     """
 
     deployment: str
@@ -133,6 +136,7 @@ class RunSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     kv: KvSummary
     fidelity: Fidelity
     first_token: FirstToken | None = None
+    preemptions: int = 0
 
     @property
     def disaggregated(self) -> bool:
@@ -324,6 +328,7 @@ def summarize(
         kv=_kv_summary(records),
         fidelity=fidelity or Fidelity(),
         first_token=first_token,
+        preemptions=sum(record.preemptions for record in records),
     )
 
 
@@ -351,7 +356,8 @@ def _kv_summary(records: Sequence[Record]) -> KvSummary:
     )
     received_bits = 8.0 * sum(span[3] for span in spans)
     return KvSummary(
-        bytes=sum(r.kv_bytes for r in records),
+        bytes=sum(r.kv_bytes + r.kv_bytes_again for r in records),
+        bytes_again=sum(r.kv_bytes_again for r in records),
         transfers=len(spans),
         transfer_ms=Distribution.of(durations * _MS),
         achieved_bps=received_bits / busy_s if busy_s > 0 else None,

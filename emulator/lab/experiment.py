@@ -240,16 +240,11 @@ def _result(experiment: Experiment, run: RunSpec, live: LiveResult) -> tuple[Run
     records = live.report.records
     steps = tuple(sorted((s for node in live.report.nodes for s in node.steps), key=lambda s: (s.start_s, s.node)))
     transfers = [row for node in live.report.nodes for row in node.kv.transfers]
-    source = {record.request_id: record.prefill_node for record in records}
     observed = fidelity.Observed(
         steps=steps,
         records=records,
         loop_lag_s=[*live.report.loop_lag_s, *live.report.router.loop_lag_s],
-        transfers=[
-            fidelity.ObservedTransfer(prefill_node, row.node, row.parts)
-            for row in transfers
-            if (prefill_node := source.get(row.request_id)) is not None
-        ],
+        transfers=[fidelity.ObservedTransfer(row.source, row.node, row.parts) for row in transfers],
         cpu_busy=live.cpu_busy,
         probes=live.report.probes,
         unretained_bytes=sum(node.kv.unretained_bytes for node in live.report.nodes),

@@ -36,7 +36,7 @@ def simulated_result(run: RunSpec) -> RunResult:
 def transfer_rows(result: RunResult) -> list[TransferRow]:
     """One row for each transfer, in one part from first to last byte."""
     return [
-        TransferRow(r.request_id, r.decode_node or "", ((r.kv_start_s, r.kv_end_s, r.kv_bytes),))
+        TransferRow(r.request_id, r.decode_node or "", ((r.kv_start_s, r.kv_end_s, r.kv_bytes),), r.prefill_node or "")
         for r in result.records
         if r.kv_start_s is not None and r.kv_end_s is not None
     ]

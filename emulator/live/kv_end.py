@@ -191,7 +191,7 @@ class KvEnd:
             return
         model = self._clock.to_model_s
         parts = tuple((model(part.start_s), model(part.end_s), part.nbytes) for part in arrival.parts)
-        self._transfers.append(TransferRow(expected.request_id, self._node.name, parts))
+        self._transfers.append(TransferRow(expected.request_id, self._node.name, parts, expected.source))
         nbytes = self._scaling.model_bytes(arrival.nbytes, expected.nbytes)
         self._arrived(arrival.ticket, nbytes, model(arrival.start_s), model(arrival.end_s))
 

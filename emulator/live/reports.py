@@ -22,11 +22,15 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class TransferRow(msgspec.Struct, frozen=True):
-    """One transfer as its receiver saw it: the parts' (start, end, bytes) in model seconds and wire bytes."""
+    """One transfer as its receiver saw it: the parts' (start, end, bytes) in model seconds and wire bytes.
+
+    It went from node `source` to `node`, for an attempt at a request that has its id or begins with it.
+    """
 
     request_id: str
     node: str
     parts: tuple[tuple[float, float, int], ...]
+    source: str = ""
 
 
 class KvReport(msgspec.Struct, frozen=True, kw_only=True):

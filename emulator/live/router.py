@@ -8,6 +8,7 @@ import hmac
 import logging
 import time
 
+from emulator.core.effects import Send
 from emulator.core.errors import ProtocolError
 from emulator.core.messages import (
     Assembled,
@@ -23,7 +24,7 @@ from emulator.core.messages import (
     decode_to_router,
 )
 from emulator.core.probe import Prober, ProbeSend
-from emulator.core.router import Router, Send
+from emulator.core.router import Router
 from emulator.live.clock import ModelClock
 from emulator.live.control import CurveKeys, RouterSocket
 from emulator.live.cpu_time import CpuTime

@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from emulator.core.deploy import RouterSpec
+from emulator.core.effects import Send
 from emulator.core.messages import (
     Abort,
     Finished,
@@ -30,7 +31,7 @@ from emulator.core.messages import (
     Welcome,
 )
 from emulator.core.records import RequestTimes
-from emulator.core.router import Router, Send
+from emulator.core.router import Router
 from emulator.core.specs import Admission, FirstToken, Role, Routing
 
 
@@ -83,7 +84,10 @@ def _tokens(*request_ids: str, finished: tuple[NodeFinish, ...] = ()) -> StepTok
 
 def test_a_request_goes_to_its_decode_and_prefill_node_at_once() -> None:
     router = _router(prefill=1, decode=1)
-    assert _submit(router, "a") == [Send("decode-0", Reserve("a", 100, 10)), Send("prefill-0", Prefill("a", 100, 10))]
+    assert _submit(router, "a") == [
+        Send("decode-0", Reserve("a", 100, 10, source="prefill-0")),
+        Send("prefill-0", Prefill("a", 100, 10)),
+    ]
 
 
 def test_a_colocated_request_goes_to_one_node() -> None:
@@ -179,7 +183,9 @@ def test_a_request_that_ends_with_its_handoff_releases_the_prefill_node() -> Non
 def test_the_decode_node_is_told_who_streams_the_first_token() -> None:
     for first_token in ("prefill", "recompute"):
         router = _router(prefill=1, decode=1, first_token=first_token)
-        assert _submit(router, "a")[0] == Send("decode-0", Reserve("a", 100, 10, first_token=first_token))
+        assert _submit(router, "a")[0] == Send(
+            "decode-0", Reserve("a", 100, 10, first_token=first_token, source="prefill-0")
+        )
 
 
 def test_a_first_token_from_prefill_goes_out_when_the_prompt_is_done() -> None:
@@ -233,7 +239,7 @@ def test_a_lost_decode_node_fails_a_request_whose_first_token_prefill_has_stream
 def test_reserving_first_prefill_is_told_to_wait_for_the_ticket() -> None:
     router = _router(prefill=1, decode=1, admission="decode_reserve_first")
     assert _submit(router, "a") == [
-        Send("decode-0", Reserve("a", 100, 10)),
+        Send("decode-0", Reserve("a", 100, 10, source="prefill-0")),
         Send("prefill-0", Prefill("a", 100, 10, await_ticket=True)),
     ]
     assert router.handle("decode-0", Reserved("a", 7, "there"), 0.1) == [
@@ -248,11 +254,11 @@ def test_prefilling_first_a_decode_node_is_chosen_and_asked_when_the_prompt_is_d
     assert router.lost("decode-0") == [], "nobody waits for it"
     router.join(Hello("decode-2", "decode", "", 1_000), 16, 0.0)
     assert router.handle("prefill-0", PrefillDone("a", RequestTimes()), 0.5) == [
-        Send("decode-1", Reserve("a", 500, 10))
+        Send("decode-1", Reserve("a", 500, 10, source="prefill-0"))
     ]
     router.check_integrity()
     assert router.handle("prefill-0", PrefillDone("b", RequestTimes()), 0.6) == [
-        Send("decode-2", Reserve("b", 100, 10))
+        Send("decode-2", Reserve("b", 100, 10, source="prefill-0"))
     ]
     router.check_integrity()
 
@@ -358,7 +364,7 @@ def test_a_request_without_tokens_goes_to_another_node_when_its_node_is_lost() -
     _submit(router, "a")
     assert router.lost("decode-0") == [
         Send("prefill-0", Abort("a")),
-        Send("decode-1", Reserve("a~1", 100, 10)),
+        Send("decode-1", Reserve("a~1", 100, 10, source="prefill-0")),
         Send("prefill-0", Prefill("a~1", 100, 10)),
     ]
     router.check_integrity()
