@@ -54,7 +54,7 @@ class PartId(NamedTuple):
 
 _Event = tuple[float, int, int, Callable[[], None]]
 """When, which turn, in what order it was asked for, and what happens. On one instant first comes what has turn 0, then
-steps end, one node after the other."""
+steps progress and end, one node after the other."""
 
 
 @dataclass(slots=True)
@@ -267,6 +267,10 @@ class Simulation:
             node.due_s = None
             self._apply(node, node.engine.step_done(due_s))
 
+    def _step_progress(self, node: SimulatedNode, due_s: float, groups: int) -> None:
+        if node.due_s == due_s:
+            self._apply(node, node.engine.step_progress(groups))
+
     def _apply(self, node: SimulatedNode, effects: Iterable[Effect]) -> None:
         for effect in effects:
             self._carry_out[type(effect)](node, effect)
@@ -288,7 +292,10 @@ class Simulation:
         self.recorder.token_run(effect)
 
     def _run_step(self, node: SimulatedNode, effect: RunStep) -> None:
-        """Nothing: `_await_step` knows until when the device is busy."""
+        """What the device reports within the step; `_await_step` knows until when it is busy."""
+        if effect.progress:
+            for groups, at_s in enumerate(effect.progress_s(), start=1):
+                self._at(at_s, partial(self._step_progress, node, effect.end_s, groups), turn=node.turn)
 
     # --- KV ---------------------------------------------------------------------------------------------------
 

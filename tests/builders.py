@@ -56,6 +56,8 @@ def node_spec(
     num_reserved_decode_tokens: int = 0,
     overlap: Overlap = "none",
     kv_lease_s: float = 30.0,
+    layers: int = 1,
+    layer_groups: int = 1,
 ) -> NodeSpec:
     """One node of one GPU with 1,000 KV bytes a token."""
     return NodeSpec(
@@ -73,6 +75,8 @@ def node_spec(
         num_reserved_decode_tokens=num_reserved_decode_tokens,
         overlap=overlap,
         kv_lease_s=kv_lease_s,
+        layers=layers,
+        layer_groups=layer_groups,
     )
 
 
@@ -140,6 +144,8 @@ def pair(
     prefill_blocks: int = 1_000,
     decode_blocks: int = 1_000,
     num_reserved_decode_tokens: int = 0,
+    layers: int = 1,
+    layer_groups: int = 1,
 ) -> tuple[NodeSpec, NodeSpec]:
     """One prefill and one decode node (1P1D)."""
     prefill = node_spec(
@@ -149,6 +155,8 @@ def pair(
         overlap=overlap,
         max_num_batched_tokens=max_num_batched_tokens,
         kv_blocks=prefill_blocks,
+        layers=layers,
+        layer_groups=layer_groups,
     )
     decode = node_spec(
         "decode-0",

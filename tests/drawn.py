@@ -1,19 +1,31 @@
-"""What random clusters draw of how requests are handed over."""
+"""What random clusters draw of how requests are handed over, and when their KV leaves."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from hypothesis import strategies as st
 
 from emulator.core.deploy import NodeSpec
-from emulator.core.specs import Admission, FirstToken, Preemption, TransferMode
+from emulator.core.specs import Admission, FirstToken, Overlap, Preemption, TransferMode
 
 EVERY_FIRST_TOKEN: tuple[FirstToken, ...] = ("handoff", "prefill", "recompute")
 EVERY_ADMISSION: tuple[Admission, ...] = ("dispatch", "decode_reserve_first", "prefill_first")
 EVERY_TRANSFER_MODE: tuple[TransferMode, ...] = ("push", "pull")
 EVERY_PREEMPTION: tuple[Preemption, ...] = ("recompute", "prefill")
+EVERY_OVERLAP: tuple[Overlap, ...] = ("none", "chunk", "layer")
 FIRST_TOKENS = st.sampled_from(EVERY_FIRST_TOKEN)
+
+
+@st.composite
+def overlaps(draw: st.DrawFn) -> dict[str, Any]:
+    """Fields of a node that decide in which parts KV leaves; few layers divide evenly into their groups."""
+    overlap = draw(st.sampled_from(EVERY_OVERLAP))
+    if overlap != "layer":
+        return {"overlap": overlap}
+    layers = draw(st.integers(2, 9))
+    return {"overlap": overlap, "layers": layers, "layer_groups": draw(st.integers(2, layers))}
 
 
 def admissions(nodes: Sequence[NodeSpec]) -> st.SearchStrategy[Admission]:

@@ -32,6 +32,7 @@ def handed_over(
         msgspec.structs.replace(
             node,
             overlap="none" if whole else node.overlap,
+            layer_groups=1 if whole else node.layer_groups,
             transfer_mode=router.transfer_mode,
             preemption=router.preemption,
             max_transfers_in_flight=max_transfers_in_flight,

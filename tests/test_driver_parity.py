@@ -103,6 +103,31 @@ def test_and_whoever_moves_kv_and_computes_again_what_lost_it(
     assert any(record.kv_bytes_again for record in records) is (preemption == "prefill")
 
 
+def _by_layers(run: RunSpec, layer_groups: int) -> RunSpec:
+    nodes = [msgspec.structs.replace(node, overlap="layer", layer_groups=layer_groups) for node in run.nodes]
+    return msgspec.structs.replace(run, nodes=tuple(nodes), deployment=f"{run.deployment}-{layer_groups}-groups")
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        _by_layers(_runs("quickstart", duration_s=4.0)[-1], 8),
+        _by_layers(_short_of_memory(_runs("quickstart", duration_s=4.0)[-1]), 5),
+        _by_layers(_handed_over(_runs("quickstart", duration_s=4.0)[-1], "recompute", "decode_reserve_first"), 2),
+        _by_layers(_runs("2p2d", duration_s=4.0)[-1], 7),
+    ],
+    ids=_id,
+)
+def test_and_when_kv_leaves_by_groups_of_layers(run: RunSpec) -> None:
+    records = _check(run)
+    assert any(_left_within_its_prefill(record) for record in records)
+
+
+def _left_within_its_prefill(record: Record) -> bool:
+    start_s, end_s = record.kv_start_s, record.prefill_end_s
+    return start_s is not None and end_s is not None and start_s < end_s - MICROSECOND
+
+
 @pytest.mark.parametrize("run", _runs("quickstart", drain_s=0.2), ids=_id)
 def test_and_when_the_run_is_cut(run: RunSpec) -> None:
     records = _check(run)

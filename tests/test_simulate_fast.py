@@ -27,7 +27,7 @@ from emulator.lab.catalog_files import load_catalog
 from emulator.lab.simulated import simulated_result
 from emulator.simulate import CLIENT, Simulated, Simulation, simulate
 from tests.builders import ALL_OUTPUT, by_id, load_plan, node_spec, pair, request, run_spec, step_times
-from tests.drawn import EVERY_PREEMPTION, EVERY_TRANSFER_MODE, FIRST_TOKENS, admissions
+from tests.drawn import EVERY_PREEMPTION, EVERY_TRANSFER_MODE, FIRST_TOKENS, admissions, overlaps
 from tests.handed_over import handed_over
 
 MICROSECOND = 1e-6
@@ -75,7 +75,7 @@ def nodes(draw: st.DrawFn, *roles: Role) -> list[NodeSpec]:
             kv_blocks=draw(st.sampled_from([130, 220, 500, 2_000])) // block_size,
             block_size=block_size,
             num_reserved_decode_tokens=draw(st.sampled_from([0, 4, ALL_OUTPUT])),
-            overlap=draw(st.sampled_from(["none", "chunk"])),
+            **draw(overlaps()),
         )
         shape = msgspec.structs.replace(shape, cost=cost)
         made += [msgspec.structs.replace(shape, name=f"{role}-{n}") for n in range(draw(st.integers(1, 3)))]

@@ -28,6 +28,7 @@ from tests.drawn import (
     EVERY_TRANSFER_MODE,
     FIRST_TOKENS,
     admissions,
+    overlaps,
 )
 from tests.handed_over import handed_over
 
@@ -95,7 +96,7 @@ def disaggregated_nodes(draw: st.DrawFn) -> list[NodeSpec]:
             kv_blocks=draw(st.integers(8, 40)),
             block_size=block_size,
             num_reserved_decode_tokens=draw(st.sampled_from([0, 4, ALL_OUTPUT])),
-            overlap=draw(st.sampled_from(["none", "chunk"])),
+            **draw(overlaps()),
         )
     return [
         msgspec.structs.replace(shape, name=f"{role}-{n}")

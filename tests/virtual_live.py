@@ -19,7 +19,7 @@ from emulator.core.deploy import NodeSpec, RunSpec
 from emulator.core.effects import CancelTransmit, CloseTicket, OpenTicket, Transmit
 from emulator.core.link import FairShareNetwork
 from emulator.core.messages import Message, OpenProbe, ProbeDone, ProbeOpened, SendProbe, encode
-from emulator.live import client, clock, control, node, router
+from emulator.live import client, clock, control, device, node, router
 from emulator.live.client import ClientProcess
 from emulator.live.clock import ModelClock
 from emulator.live.node import NodeProcess
@@ -95,18 +95,21 @@ class _PeerSocket(control.PeerSocket):
 
 
 class _Alarm:
-    """Rings by a timer of the loop, at the very instant."""
+    """Rings by a timer of the loop, at the very instants."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[float], None], _: str) -> None:
         self._loop, self._ring = loop, ring
         self._timer: asyncio.TimerHandle | None = None
 
-    def arm(self, deadline_s: float) -> None:
+    def arm(self, *deadlines_s: float) -> None:
         self.close()
-        at_s = max(deadline_s, self._loop.time())
-        self._timer = self._loop.call_at(at_s, lambda: self._ring(max(at_s, self._loop.time())))
+        if deadlines_s:
+            at_s = max(deadlines_s[0], self._loop.time())
+            self._timer = self._loop.call_at(at_s, self._due, at_s, deadlines_s[1:])
 
-    run = arm
+    def _due(self, at_s: float, later_s: tuple[float, ...]) -> None:
+        self.arm(*later_s)
+        self._ring(max(at_s, self._loop.time()))
 
     def close(self) -> None:
         if self._timer is not None:
@@ -241,7 +244,7 @@ def run_live(run: RunSpec) -> RunReport:
         patch.setattr(client, "PeerSocket", wire.peer_socket)
         patch.setattr(node, "PeerSocket", wire.peer_socket)
         patch.setattr(client, "Alarm", _Alarm)
-        patch.setattr(node, "VirtualDevice", _Alarm)
+        patch.setattr(device, "Alarm", _Alarm)
         patch.setattr(
             node,
             "KvEnd",

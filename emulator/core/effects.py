@@ -33,6 +33,15 @@ class RunStep(msgspec.Struct, frozen=True, gc=False):
     shape: StepShape
     progress: tuple[float, ...] = ()
 
+    @property
+    def end_s(self) -> float:
+        """When the step is to end."""
+        return self.start_s + self.planned_s
+
+    def progress_s(self) -> list[float]:
+        """The instants of `progress`."""
+        return [self.start_s + share * self.planned_s for share in self.progress]
+
 
 class RecordStep(msgspec.Struct, frozen=True, gc=False):
     """A step has ended, or several alike one after the other."""

@@ -58,7 +58,7 @@ class Engine:
         self.pool = KvPool(node.kv_blocks, node.block_size)
         limits = SchedulerConfig(node.policy, node.max_num_batched_tokens, node.max_num_seqs)
         self.scheduler = Scheduler(limits, self.pool)
-        self.outgoing = Outgoing(node.overlap, node.kv_bytes_per_token)
+        self.outgoing = Outgoing(node.overlap, node.kv_bytes_per_token, node.layers, node.layer_groups)
         self.incoming = Incoming(
             self.pool,
             endpoint=kv_endpoint,
@@ -131,6 +131,18 @@ class Engine:
         news = result.prefilled if self._merge_steps else result.tokens
         effects += self._emit([s for s in news if not s.hand_over], [s for s in result.full if not s.hand_over])
         return effects + self._advance(running.end_s)
+
+    def step_progress(self, groups: int) -> list[Effect]:
+        """The running step has got to the end of its first `groups` groups of layers (`RunStep.progress`)."""
+        running = self._running
+        assert running is not None, "progress of a step that was never started"
+        now_s = running.start_s + self.outgoing.progress[groups - 1] * running.planned_s[0]
+        effects: list[Effect] = []
+        for sequence, chunk in running.step.chunks:
+            if sequence.hand_over and not sequence.ended:
+                request_id, before = sequence.request_id, sequence.computed
+                effects += self.outgoing.computed_groups(request_id, before, chunk, groups, now_s)
+        return effects
 
     def cut(self) -> list[Effect]:
         """The run is over: what the merged steps that are settled have brought."""
@@ -305,7 +317,10 @@ class Engine:
             planned_s = [cost.step_s(shape)]
             self._running = Running(step, now_s, planned_s, slack=1)
         self._note_first(step.decodes, now_s + planned_s[0])
-        return RunStep(now_s, planned_s[0], shape)
+        progress = self.outgoing.progress
+        if progress and not any(sequence.hand_over for sequence, _ in step.chunks):
+            progress = ()
+        return RunStep(now_s, planned_s[0], shape, progress)
 
     def _note_first(self, sequences: Iterable[Sequence], end_s: float) -> None:
         """The step that ends at `end_s` brings the first token of those of these that have none."""

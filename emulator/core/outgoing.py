@@ -2,7 +2,7 @@
 
 KV leaves when it is computed *and* the receiver has issued a ticket; blocks stay until the receiver acknowledges, the
 request is aborted or the node gives up on its router. `overlap = none` hands a request's KV to the link as a whole,
-`chunk` each time a prompt chunk has been computed.
+`chunk` each time a prompt chunk has been computed, `layer` each time a group of layers has been computed for a chunk.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from emulator.core.specs import Overlap
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """One request's KV at the sending side, in tokens and bytes."""
+    """One request's KV at the sending side, in bytes."""
 
     request_id: str
-    prompt_tokens: int
-    computed_tokens: int = 0
+    total_bytes: int
+    computed_bytes: int = 0
     sent_bytes: int = 0
     ticket: int | None = None
     endpoint: str = ""
@@ -28,11 +28,17 @@ class Held:
 
 
 class Outgoing:
-    """Held KV by request. `bytes_per_token` is the model's KV size."""
+    """Held KV by request. `bytes_per_token` is the KV size of the model, of all its layers.
 
-    def __init__(self, overlap: Overlap, bytes_per_token: int) -> None:
-        self._overlap = overlap
+    At each of the shares `progress` of a step one more of the `layer_groups` is computed; the last one is at its end.
+    """
+
+    def __init__(self, overlap: Overlap, bytes_per_token: int, layers: int = 1, layer_groups: int = 1) -> None:
+        self._leaves_in_parts = overlap != "none"
         self._bytes_per_token = bytes_per_token
+        self._layers = layers
+        self._boundaries = tuple(group * layers // layer_groups for group in range(1, layer_groups))
+        self.progress = tuple(boundary / layers for boundary in self._boundaries)
         self._held: dict[str, Held] = {}
 
     def __len__(self) -> int:
@@ -40,13 +46,19 @@ class Outgoing:
 
     def expect(self, request_id: str, prompt_tokens: int) -> None:
         """A prompt whose KV is to be handed over has been queued here."""
-        self._held[request_id] = Held(request_id, prompt_tokens)
+        self._held[request_id] = Held(request_id, prompt_tokens * self._bytes_per_token)
 
     def computed(self, request_id: str, tokens: int, now_s: float) -> list[Effect]:
         """`tokens` prompt tokens (in total) have their KV now."""
-        held = self._held[request_id]
-        held.computed_tokens = max(held.computed_tokens, tokens)
-        return self._hand_to_link(held, now_s)
+        return self._hold(request_id, tokens * self._bytes_per_token, now_s)
+
+    def computed_groups(self, request_id: str, tokens: int, chunk: int, groups: int, now_s: float) -> list[Effect]:
+        """`tokens` prompt tokens have their KV, and the next `chunk` have that of the first `groups` groups of layers.
+
+        `groups` are fewer than all; a byte that the groups share comes with the later one.
+        """
+        chunk_bytes = chunk * self._bytes_per_token * self._boundaries[groups - 1] // self._layers
+        return self._hold(request_id, tokens * self._bytes_per_token + chunk_bytes, now_s)
 
     def ticket(self, request_id: str, ticket: int, endpoint: str, destination: str, now_s: float) -> list[Effect]:
         """The receiver has reserved memory and waits for the KV at `endpoint`, that of node `destination`."""
@@ -64,24 +76,25 @@ class Outgoing:
     def is_computed(self, request_id: str) -> bool:
         """Whether all of the prompt has its KV here."""
         held = self._held.get(request_id)
-        return held is not None and held.computed_tokens == held.prompt_tokens
+        return held is not None and held.computed_bytes == held.total_bytes
 
     def drop(self, request_id: str) -> list[Effect]:
         """The KV is no longer needed (acknowledged, aborted or given up)."""
         held = self._held.pop(request_id, None)
         return [CancelTransmit(held.ticket)] if held is not None and held.ticket is not None else []
 
+    def _hold(self, request_id: str, nbytes: int, now_s: float) -> list[Effect]:
+        held = self._held[request_id]
+        held.computed_bytes = max(held.computed_bytes, nbytes)
+        return self._hand_to_link(held, now_s)
+
     def _hand_to_link(self, held: Held, now_s: float) -> list[Effect]:
-        whole = held.computed_tokens == held.prompt_tokens
-        if held.ticket is None or not (whole or self._overlap == "chunk"):
+        whole, nbytes = held.computed_bytes == held.total_bytes, held.computed_bytes - held.sent_bytes
+        if held.ticket is None or nbytes <= 0 or not (whole or self._leaves_in_parts):
             return []
-        upto = held.computed_tokens * self._bytes_per_token
-        nbytes = upto - held.sent_bytes
-        if nbytes <= 0:
-            return []
-        total = held.prompt_tokens * self._bytes_per_token
-        effect = Transmit(held.request_id, held.ticket, held.endpoint, held.destination, held.sent_bytes, nbytes, total)
-        held.sent_bytes = upto
+        at, total = held.sent_bytes, held.total_bytes
+        effect = Transmit(held.request_id, held.ticket, held.endpoint, held.destination, at, nbytes, total)
+        held.sent_bytes = held.computed_bytes
         if whole:
             held.ready_s = now_s
         return [effect]

@@ -10,13 +10,14 @@ import asyncio
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 from emulator.live.timers import sharpen_timers
 
 
 class Alarm:
-    """Calls `ring(woke_s)` on the loop at each deadline. Arming again replaces a deadline that has not come yet.
+    """Calls `ring(woke_s)` on the loop at each deadline. Arming again replaces deadlines that have not come yet.
 
     Deadlines and `woke_s` are seconds of `time.monotonic()`.
     """
@@ -24,14 +25,14 @@ class Alarm:
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[float], None], name: str) -> None:
         self._loop = loop
         self._ring = ring
-        self._orders: queue.SimpleQueue[float | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[tuple[float, ...] | None] = queue.SimpleQueue()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def arm(self, deadline_s: float) -> None:
-        """Ring at `deadline_s`, at once when that is past."""
-        self._orders.put(deadline_s)
+    def arm(self, *deadlines_s: float) -> None:
+        """Ring once for each of these, in their order; at once where one is past."""
+        self._orders.put(deadlines_s)
 
     def close(self) -> None:
         """End the thread; nothing rings afterwards. Idempotent."""
@@ -41,21 +42,20 @@ class Alarm:
 
     def _run(self) -> None:
         sharpen_timers()
-        deadline_s: float | None = None
+        deadlines_s: deque[float] = deque()
         while True:
             try:
-                if deadline_s is None:
-                    deadline_s = self._orders.get()
-                else:
-                    deadline_s = self._orders.get(timeout=max(0.0, deadline_s - time.monotonic()))
+                timeout_s = max(0.0, deadlines_s[0] - time.monotonic()) if deadlines_s else None
+                order = self._orders.get(timeout=timeout_s)
             except queue.Empty:
                 woke_s = time.monotonic()
-                deadline_s = None
+                deadlines_s.popleft()
                 if not self._closed:
                     self._loop.call_soon_threadsafe(self._fire, woke_s)
                 continue
-            if deadline_s is None:
+            if order is None:
                 return
+            deadlines_s = deque(order)
 
     def _fire(self, woke_s: float) -> None:
         if not self._closed:

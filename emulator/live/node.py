@@ -38,7 +38,7 @@ class NodeProcess:
         self._clock = ModelClock(self._scale_time)
         self._lag = LoopLag(asyncio.get_running_loop())
         self._control = PeerSocket(task.router_endpoint, node.name, task.router_public_key, insecure=task.insecure)
-        self._device = VirtualDevice(asyncio.get_running_loop(), self._step_done, node.name)
+        self._device = VirtualDevice(asyncio.get_running_loop(), self._step_done, self._step_progress, node.name)
         self._cpu = CpuTime()
         self._steps: list[StepRecord] = []
         self._failure: Exception | None = None
@@ -112,6 +112,9 @@ class NodeProcess:
     def _step_done(self, woke_s: float) -> None:
         self._apply(self._engine.step_done(self._clock.to_model_s(woke_s)))
 
+    def _step_progress(self, groups: int) -> None:
+        self._apply(self._engine.step_progress(groups))
+
     def _kv_arrived(self, ticket: int, nbytes: int, start_s: float, end_s: float) -> None:
         self._apply(self._engine.kv_arrived(ticket, nbytes, start_s, end_s, self._clock.now_s()))
 
@@ -135,8 +138,9 @@ class NodeProcess:
                 case Reply(message=message):
                     if not self._control.send(message):
                         self._fail(DeadlineError(f"{self._node.name}: the router does not keep up"))
-                case RunStep(start_s=start_s, planned_s=planned_s):
-                    self._device.run(self._clock.to_wall_s(start_s + planned_s))
+                case RunStep():
+                    wall_s = self._clock.to_wall_s
+                    self._device.run(wall_s(effect.end_s), progress_at_s=[wall_s(at_s) for at_s in effect.progress_s()])
                 case RecordStep(record=record):
                     self._steps.append(record)
                 case Transmit():
