@@ -62,6 +62,7 @@ class NodeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     kv_lease_s: float
     layers: int = 1
     layer_groups: int = 1
+    layer_min_tokens: int = 0
     transfer_mode: TransferMode = "push"
     max_transfers_in_flight: int = 1
     preemption: Preemption = "recompute"
@@ -372,6 +373,7 @@ def _node(
         kv_lease_s=float(topology.timeouts.kv_lease),
         layers=model.layers,
         layer_groups=_layer_groups(topology, deployment, model),
+        layer_min_tokens=deployment.layer_min_tokens,
         transfer_mode=deployment.transfer_mode,
         max_transfers_in_flight=deployment.max_transfers_in_flight,
         preemption=deployment.preemption,

@@ -58,7 +58,9 @@ class Engine:
         self.pool = KvPool(node.kv_blocks, node.block_size)
         limits = SchedulerConfig(node.policy, node.max_num_batched_tokens, node.max_num_seqs)
         self.scheduler = Scheduler(limits, self.pool)
-        self.outgoing = Outgoing(node.overlap, node.kv_bytes_per_token, node.layers, node.layer_groups)
+        self.outgoing = Outgoing(
+            node.overlap, node.kv_bytes_per_token, node.layers, node.layer_groups, node.layer_min_tokens
+        )
         self.incoming = Incoming(
             self.pool,
             endpoint=kv_endpoint,

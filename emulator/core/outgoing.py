@@ -15,10 +15,11 @@ from emulator.core.specs import Overlap
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """One request's KV at the sending side, in bytes."""
+    """One request's KV at the sending side, in bytes; `in_parts`: it may leave before it is whole."""
 
     request_id: str
     total_bytes: int
+    in_parts: bool
     computed_bytes: int = 0
     sent_bytes: int = 0
     ticket: int | None = None
@@ -31,10 +32,14 @@ class Outgoing:
     """Held KV by request. `bytes_per_token` is the KV size of the model, of all its layers.
 
     At each of the shares `progress` of a step one more of the `layer_groups` is computed; the last one is at its end.
+    Prompts of fewer than `least_tokens` leave as a whole.
     """
 
-    def __init__(self, overlap: Overlap, bytes_per_token: int, layers: int = 1, layer_groups: int = 1) -> None:
+    def __init__(
+        self, overlap: Overlap, bytes_per_token: int, layers: int = 1, layer_groups: int = 1, least_tokens: int = 0
+    ) -> None:
         self._leaves_in_parts = overlap != "none"
+        self._least_tokens = least_tokens
         self._bytes_per_token = bytes_per_token
         self._layers = layers
         self._boundaries = tuple(group * layers // layer_groups for group in range(1, layer_groups))
@@ -46,7 +51,8 @@ class Outgoing:
 
     def expect(self, request_id: str, prompt_tokens: int) -> None:
         """A prompt whose KV is to be handed over has been queued here."""
-        self._held[request_id] = Held(request_id, prompt_tokens * self._bytes_per_token)
+        in_parts = self._leaves_in_parts and prompt_tokens >= self._least_tokens
+        self._held[request_id] = Held(request_id, prompt_tokens * self._bytes_per_token, in_parts)
 
     def computed(self, request_id: str, tokens: int, now_s: float) -> list[Effect]:
         """`tokens` prompt tokens (in total) have their KV now."""
@@ -90,7 +96,7 @@ class Outgoing:
 
     def _hand_to_link(self, held: Held, now_s: float) -> list[Effect]:
         whole, nbytes = held.computed_bytes == held.total_bytes, held.computed_bytes - held.sent_bytes
-        if held.ticket is None or nbytes <= 0 or not (whole or self._leaves_in_parts):
+        if held.ticket is None or nbytes <= 0 or not (whole or held.in_parts):
             return []
         at, total = held.sent_bytes, held.total_bytes
         effect = Transmit(held.request_id, held.ticket, held.endpoint, held.destination, at, nbytes, total)

@@ -250,7 +250,7 @@ class Deployment(Spec, frozen=True, kw_only=True):
     """One way to serve: colocated nodes alone, or prefill, decode and mixed pools joined by the KV network.
 
     KV leaves in messages: one a prompt (`overlap` none), a chunk, or a group of layers of a chunk (`layer_groups` of
-    them). Each costs `message_overhead` before its first byte; `max_transfers_in_flight` requests have one on the way
+    them; prompts below `layer_min_tokens` leave whole). Each costs `message_overhead` before its first byte; `max_transfers_in_flight` requests have one on the way
     between two nodes at a time, and their bytes go one after the other (`fifo`) or side by side (`fair`).
 
     The prefill node sends them as they are computed (`transfer_mode` push), or the decode node reads a whole prompt
@@ -263,6 +263,7 @@ class Deployment(Spec, frozen=True, kw_only=True):
     pools: Annotated[tuple[Pool, ...], msgspec.Meta(min_length=1)]
     overlap: Overlap = "none"
     layer_groups: Annotated[int, msgspec.Meta(ge=2, le=1024)] = 8
+    layer_min_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
     transfer_mode: TransferMode = "push"
     message_overhead: Seconds = Seconds(0.0)
     max_transfers_in_flight: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
@@ -293,6 +294,8 @@ class Deployment(Spec, frozen=True, kw_only=True):
                 'transfer_mode = "pull" reads the KV of whole prompts: use overlap = "none", not '
                 f'"{self.overlap}", or transfer_mode = "push"'
             )
+        if self.layer_min_tokens and self.overlap != "layer":
+            raise ValueError(f'layer_min_tokens is for overlap = "layer", not "{self.overlap}": leave it out')
         if self.admission == "prefill_first" and self.overlap != "none":
             raise ValueError(
                 'admission = "prefill_first" asks for decode memory when the prefill is done, so no KV can leave '

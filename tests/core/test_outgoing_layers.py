@@ -65,3 +65,13 @@ def test_where_a_prompt_leaves_as_a_whole_groups_change_nothing() -> None:
     outgoing.ticket("a", 7, "there", "decode-0", 0.0)
     assert outgoing.computed("a", 60, 1.0) == []
     assert _leaves(outgoing.computed("a", 100, 2.0)) == [(0, 100_000)]
+
+
+def test_short_prompts_leave_as_a_whole() -> None:
+    outgoing = Outgoing("layer", 1_000, layers=4, layer_groups=2, least_tokens=100)
+    for request_id, tokens in (("short", 99), ("long", 100)):
+        outgoing.expect(request_id, tokens)
+        outgoing.ticket(request_id, 7, "there", "decode-0", 0.0)
+    assert outgoing.computed_groups("short", 0, 99, 1, 0.1) == []
+    assert _leaves(outgoing.computed_groups("long", 0, 100, 1, 0.1)) == [(0, 50_000)]
+    assert _leaves(outgoing.computed("short", 99, 0.2)) == [(0, 99_000)]
