@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from emulator.core.deploy import RunSpec
+from emulator.core.deploy import MessageCost, RunSpec
 from emulator.core.effects import (
     CancelTransmit,
     CloseTicket,
@@ -120,6 +120,7 @@ class Simulation:
             for turn, node in enumerate(run.nodes, start=1)
         }
         self.network = _network(run)
+        self._message_costs: dict[tuple[str, str], MessageCost] = {}
         self._parts_of: dict[int, list[PartId]] = {}
         self._receivers: dict[int, SimulatedNode] = {}
         self._peak_retained = 0
@@ -302,7 +303,13 @@ class Simulation:
     def _transmit(self, node: SimulatedNode, effect: Transmit) -> None:
         parts = self._parts_of.setdefault(effect.ticket, [])
         parts.append(PartId(effect.ticket, len(parts)))
-        self.network.start(parts[-1], node.name, effect.endpoint, effect.nbytes, self.now_s)
+        pair = (node.name, effect.destination)
+        cost = self._message_costs.get(pair)
+        if cost is None:
+            cost = self._message_costs[pair] = self.run_spec.message_cost(*pair)
+        self.network.start(
+            parts[-1], *pair, effect.nbytes, self.now_s, request=effect.ticket, message_s=cost.seconds(effect.nbytes)
+        )
 
     def _cancel(self, _: SimulatedNode, effect: CancelTransmit) -> None:
         for part in self._parts_of.pop(effect.ticket, []):
@@ -346,6 +353,8 @@ def _network(run: RunSpec) -> FairShareNetwork:
         ingress_bytes_per_s={name: nic.ingress_bps / 8 for name, nic in nics.items()},
         delay_s=run.link.delay_s,
         jitter_s=run.link.jitter_s,
+        max_in_flight=run.link.max_in_flight,
+        order=run.link.order,
         seed=run.seed,
     )
 

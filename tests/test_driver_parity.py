@@ -14,7 +14,7 @@ import pytest
 from emulator.core.deploy import RunSpec, plan_runs
 from emulator.core.quantities import Seconds
 from emulator.core.records import Record, StepRecord
-from emulator.core.specs import Admission, FirstToken, Preemption, Scale, TransferMode
+from emulator.core.specs import Admission, FirstToken, Overlap, Preemption, Scale, TransferMode, TransferOrder
 from emulator.core.workload import plan_load
 from emulator.lab.catalog_files import load_catalog
 from emulator.lab.topology_files import load_topology
@@ -126,6 +126,39 @@ def test_and_when_kv_leaves_by_groups_of_layers(run: RunSpec) -> None:
 def _left_within_its_prefill(record: Record) -> bool:
     start_s, end_s = record.kv_start_s, record.prefill_end_s
     return start_s is not None and end_s is not None and start_s < end_s - MICROSECOND
+
+
+def _over_messages(run: RunSpec, overlap: Overlap, order: TransferOrder, in_flight: int, message_s: float) -> RunSpec:
+    """The run over a link a tenth as fast, so that transfers meet, whose messages are sent in this way."""
+    assert run.link is not None
+    nodes = [msgspec.structs.replace(node, overlap=overlap, max_num_batched_tokens=512) for node in run.nodes]
+    link = msgspec.structs.replace(
+        run.link,
+        payload_bps=run.link.payload_bps / 10,
+        message_s=message_s,
+        max_in_flight=in_flight,
+        order=order,
+    )
+    deployment = f"{overlap}-{order}-{in_flight}-{message_s * 1e3:g}ms"
+    return msgspec.structs.replace(run, nodes=tuple(nodes), link=link, deployment=deployment)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        _over_messages(_runs(name, duration_s=4.0)[-1], *how)
+        for name in ("quickstart", "2p2d")
+        for how in (("chunk", "fair", 3, 0.002), ("none", "fair", 3, 0.0), ("chunk", "fifo", 2, 0.002))
+    ],
+    ids=_id,
+)
+def test_and_however_many_messages_are_on_the_way(run: RunSpec) -> None:
+    spans: defaultdict[object, list[tuple[float, float]]] = defaultdict(list)
+    for record in _check(run):
+        if record.kv_start_s is not None and record.kv_end_s is not None:
+            spans[record.prefill_node, record.decode_node].append((record.kv_start_s, record.kv_end_s))
+    pairs = [pair for of_pair in spans.values() for pair in itertools.pairwise(sorted(of_pair))]
+    assert any(after[0] < before[1] for before, after in pairs), "transfers meet"
 
 
 @pytest.mark.parametrize("run", _runs("quickstart", drain_s=0.2), ids=_id)

@@ -29,6 +29,7 @@ from emulator.simulate import CLIENT, Simulated, Simulation, simulate
 from tests.builders import ALL_OUTPUT, by_id, load_plan, node_spec, pair, request, run_spec, step_times
 from tests.drawn import EVERY_PREEMPTION, EVERY_TRANSFER_MODE, FIRST_TOKENS, admissions, overlaps
 from tests.handed_over import handed_over
+from tests.link_messages import TERMS, over_messages
 
 MICROSECOND = 1e-6
 CATALOG = load_catalog()
@@ -104,12 +105,13 @@ def runs(draw: st.DrawFn) -> RunSpec:
         first_token=draw(FIRST_TOKENS),
         admission=draw(admissions(cluster)),
     )
-    return handed_over(
+    run = handed_over(
         run,
         transfer_mode=draw(st.sampled_from(EVERY_TRANSFER_MODE)),
         preemption=draw(st.sampled_from(EVERY_PREEMPTION)),
         max_transfers_in_flight=draw(st.integers(1, 2)),
     )
+    return over_messages(run, **draw(TERMS))
 
 
 def _abort(simulation: Simulation, choice: int) -> None:

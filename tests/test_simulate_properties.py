@@ -31,6 +31,7 @@ from tests.drawn import (
     overlaps,
 )
 from tests.handed_over import handed_over
+from tests.link_messages import TERMS, over_messages
 
 DRAIN_S = 2_000.0
 
@@ -123,12 +124,13 @@ def runs(draw: st.DrawFn, nodes: st.SearchStrategy[list[NodeSpec]] = ANY_NODES) 
         first_token=draw(FIRST_TOKENS),
         admission=draw(admissions(cluster)),
     )
-    return handed_over(
+    run = handed_over(
         run,
         transfer_mode=draw(st.sampled_from(EVERY_TRANSFER_MODE)),
         preemption=draw(st.sampled_from(EVERY_PREEMPTION)),
         max_transfers_in_flight=draw(st.integers(1, 3)),
     )
+    return over_messages(run, **draw(TERMS))
 
 
 # --- what is checked --------------------------------------------------------------------------------------------

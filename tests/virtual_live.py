@@ -128,10 +128,13 @@ class _KvNetwork:
         assert run.link is not None
         nics = {node.name: run.link.nic(node.name) for node in run.nodes}
         self.link = run.link
+        self._run = run
         self._network = FairShareNetwork(
             egress_bytes_per_s={name: nic.egress_bps / 8 for name, nic in nics.items()},
             ingress_bytes_per_s={name: nic.ingress_bps / 8 for name, nic in nics.items()},
             delay_s=run.link.delay_s,
+            max_in_flight=run.link.max_in_flight,
+            order=run.link.order,
         )
         self._loop = loop
         self._now_s = 0.0
@@ -141,7 +144,15 @@ class _KvNetwork:
 
     def start(self, source: str, effect: Transmit) -> None:
         part = self._parts[effect.ticket] = self._parts.get(effect.ticket, -1) + 1
-        self._network.start(_PartId(effect.ticket, part), source, effect.endpoint, effect.nbytes, self._present())
+        self._network.start(
+            _PartId(effect.ticket, part),
+            source,
+            effect.endpoint,
+            effect.nbytes,
+            self._present(),
+            request=effect.ticket,
+            message_s=self._run.message_s(source, effect.destination, effect.nbytes),
+        )
         self._arm()
 
     def cancel(self, ticket: int) -> None:

@@ -6,7 +6,7 @@ these costs a resource a least time, whatever it is batched with:
 - A token's share of a step is least in the largest step that the batch limits allow, since what a step costs once
   (weights, overheads) is spread over the most tokens there and the p-norm of compute and memory per token only falls.
 - Attention adds up over requests: prefill by its arithmetic, decode by the KV that it reads.
-- KV adds up over NICs.
+- KV adds up over NICs, in whatever order and however many at a time. What its messages cost is left out.
 
 The resources have until the last request that arrives in time must have been served. Those requests that need least
 are counted first, so the share of requests that fit is the most that any policy could serve, and the lowest rate at

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import msgspec
 
@@ -136,6 +137,17 @@ class LinkSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return min(self.nic(source).egress_bps, self.nic(destination).ingress_bps)
 
 
+class MessageCost(NamedTuple):
+    """Model seconds before the first byte of a message is on the wire: whatever its size, and for each model byte."""
+
+    fixed_s: float
+    s_per_byte: float = 0.0
+
+    def seconds(self, nbytes: int) -> float:
+        """What a message of so many bytes costs."""
+        return self.fixed_s + nbytes * self.s_per_byte
+
+
 class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One run: a deployment at one KV bandwidth under one load; `force`d, it runs over links that are not as asked."""
 
@@ -184,21 +196,25 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         return tuple((sender, receiver) for sender in senders for receiver in receivers)
 
     def message_s(self, source: str, destination: str, nbytes: int) -> float:
-        """What a message of so many model bytes costs before its first byte is on the wire, model seconds.
+        """What a message of so many model bytes costs before its first byte is on the wire, model seconds."""
+        return self.message_cost(source, destination).seconds(nbytes)
+
+    def message_cost(self, source: str, destination: str) -> MessageCost:
+        """What messages cost from one node to another.
 
         The configured overhead, once for each slice that one rank has to send or to read where the two nodes split KV
         over different numbers of GPUs; laying those slices out anew at the receiver; and where the receiver reads, its
         request's way to the sender.
         """
         if self.link is None:
-            return 0.0
+            return MessageCost(0.0)
         by_name = {node.name: node for node in self.nodes}
         sender, receiver = by_name[source], by_name[destination]
-        seconds = self.link.message_s
+        fixed_s, s_per_byte = self.link.message_s, 0.0
         if sender.kv_shards != receiver.kv_shards:
             few, many = sorted((sender.kv_shards, receiver.kv_shards))
-            seconds = seconds * -(-many // few) + nbytes * receiver.reshard_s_per_byte
-        return seconds + (self.link.delay_s if receiver.transfer_mode == "pull" else 0.0)
+            fixed_s, s_per_byte = fixed_s * -(-many // few), receiver.reshard_s_per_byte
+        return MessageCost(fixed_s + (self.link.delay_s if receiver.transfer_mode == "pull" else 0.0), s_per_byte)
 
     @property
     def label(self) -> str:

@@ -110,15 +110,27 @@ def link_ratio(run: RunSpec, transfers: Sequence[ObservedTransfer]) -> float | N
     """Time that transfers of 10 MB and more should have taken over the time they took; None without any.
 
     What they should have taken comes from the model of the same NICs, shared max-min fairly, with each part ready
-    when its first byte was put on the wire: contention is part of the model, a slow machine is not.
+    when its first byte was put on the wire, so after what its message cost: contention is part of the model, also
+    that of transfers between the same two nodes, a slow machine is not.
     """
     if run.link is None or not transfers:
         return None
     nics = {node.name: run.link.nic(node.name) for node in run.nodes}
     egress = {name: nic.egress_bps / 8 / run.scale.bytes for name, nic in nics.items()}
     ingress = {name: nic.ingress_bps / 8 / run.scale.bytes for name, nic in nics.items()}
-    parts = [Part(t.source, t.destination, start, nbytes) for t in transfers for start, _, nbytes in t.parts]
-    ends = iter(expected_ends(parts, egress_bytes_per_s=egress, ingress_bytes_per_s=ingress, delay_s=run.link.delay_s))
+    parts = [
+        Part(t.source, t.destination, start, nbytes, n) for n, t in enumerate(transfers) for start, _, nbytes in t.parts
+    ]
+    ends = iter(
+        expected_ends(
+            parts,
+            egress_bytes_per_s=egress,
+            ingress_bytes_per_s=ingress,
+            delay_s=run.link.delay_s,
+            max_in_flight=run.link.max_in_flight,
+            order=run.link.order,
+        )
+    )
     expected_s = taken_s = 0.0
     for transfer in transfers:
         due = [next(ends) for _ in transfer.parts]

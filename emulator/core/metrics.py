@@ -187,8 +187,9 @@ def _ttft_parts_ms(records: Sequence[Record], ttft_ms: Floats) -> dict[Part, Flo
 
     Queue runs from arrival at the prefilling node to the first step, prefill to the end of the last one; decode_wait
     is what the KV then waits for its ticket (for memory at the decode node, for its turn to be read where it is pulled,
-    and for the messages that ask for it and grant it), wire what of the transfer remains after that. Where the prefill
-    may not start without a ticket, the wait for it is decode_wait and not queue. Where the decode node computes the
+    and for the messages that ask for it and grant it), wire what of the transfer remains after that: its turn on the
+    link, what its messages cost, its bytes. Where the prefill may not start without a ticket, the wait for it is
+    decode_wait and not queue. Where the decode node computes the
     last token of the prompt again, decode is the rest of its running step and that step. Where the first token is
     streamed at the end of the prefill, what comes later is no part of its TTFT. Orchestration is the rest: a late
     send, the hops, handing over. A part whose instants are unknown is 0.

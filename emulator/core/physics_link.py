@@ -97,8 +97,9 @@ def _may_move_again(run: RunSpec, record: Record, per_token: int) -> bool:
 
 
 def _times(run: RunSpec, records: Iterable[Record], allowed: Allowance) -> list[str]:
-    """No KV before it is computed, no token of a decode node before its KV."""
+    """No KV before it is computed and its message's cost is spent, no token of a decode node before its KV."""
     whole = {node.name for node in run.nodes if node.overlap == "none"}
+    costs = {pair: run.message_cost(*pair) for pair in run.kv_pairs}
     first, which = (1, "second") if run.first_token == "prefill" else (0, "first")
     found = []
     for r in records:
@@ -108,6 +109,13 @@ def _times(run: RunSpec, records: Iterable[Record], allowed: Allowance) -> list[
         if made_s is not None and r.kv_start_s < made_s - allowed.time_s:
             found.append(f"KV was sent before it was computed: that of {r.request_id}, {made_s - r.kv_start_s:g} s")
             continue
+        cost = costs.get((r.prefill_node or "", r.decode_node or "")) if r.prefill_node in whole else None
+        if cost is not None and r.kv_ready_s is not None:
+            paid_s = r.kv_ready_s + cost.seconds(r.kv_bytes)
+            if r.kv_start_s < paid_s - allowed.time_s:
+                early_s = paid_s - r.kv_start_s
+                found.append(f"KV was sent before its message's cost was spent: that of {r.request_id}, {early_s:g} s")
+                continue
         token_s = _token_s(r, first)
         if token_s is not None and token_s < r.kv_end_s - allowed.time_s:
             early_s = r.kv_end_s - token_s

@@ -250,13 +250,12 @@ class Deployment(Spec, frozen=True, kw_only=True):
     """One way to serve: colocated nodes alone, or prefill, decode and mixed pools joined by the KV network.
 
     KV leaves in messages: one a prompt (`overlap` none), a chunk, or a group of layers of a chunk (`layer_groups` of
-    them; prompts below `layer_min_tokens` leave whole). Each costs `message_overhead` before its first byte; `max_transfers_in_flight` requests have one on the way
-    between two nodes at a time, and their bytes go one after the other (`fifo`) or side by side (`fair`).
-
-    The prefill node sends them as they are computed (`transfer_mode` push), or the decode node reads a whole prompt
-    when it has memory for it and fewer than `max_transfers_in_flight` reads from that node are under way (pull). A
-    request that loses its memory on a decode node is computed again there (`preemption` recompute), or on a prefill
-    node, with all its tokens so far as the prompt (prefill).
+    them; prompts below `layer_min_tokens` whole). Each costs `message_overhead` before its first byte;
+    `max_transfers_in_flight` requests have one on the way between two nodes at a time, and their bytes go one after the
+    other (`fifo`) or side by side (`fair`). The prefill node sends them as they are computed (`transfer_mode` push), or
+    the decode node reads a whole prompt when it has memory for it and fewer than `max_transfers_in_flight` reads from
+    that node are under way (pull). A request that loses its memory on a decode node is computed again there
+    (`preemption` recompute), or on a prefill node, with all its tokens so far as the prompt (prefill).
     """
 
     name: Name
@@ -296,6 +295,13 @@ class Deployment(Spec, frozen=True, kw_only=True):
             )
         if self.layer_min_tokens and self.overlap != "layer":
             raise ValueError(f'layer_min_tokens is for overlap = "layer", not "{self.overlap}": leave it out')
+        if not self.disaggregated and (
+            self.message_overhead or self.max_transfers_in_flight != 1 or self.transfer_order != "fifo"
+        ):
+            raise ValueError(
+                "message_overhead, max_transfers_in_flight and transfer_order are for prefill and decode pools; "
+                "no KV leaves colocated ones"
+            )
         if self.admission == "prefill_first" and self.overlap != "none":
             raise ValueError(
                 'admission = "prefill_first" asks for decode memory when the prefill is done, so no KV can leave '

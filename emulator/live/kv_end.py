@@ -43,6 +43,7 @@ class KvEnd:
         failed: Callable[[Exception], None],
     ) -> None:
         run = task.run
+        self._run = run
         self._node = node
         self._clock = clock
         self._scaling = Scaling(run.scale)
@@ -58,13 +59,15 @@ class KvEnd:
         self._sender: KvSender | None = None
         self._receiver: KvReceiver | None = None
         self._nic = nic
-        if nic is None:
+        if nic is None or run.link is None:
             return
         if node.role == "prefill":
             self._sender = KvSender(
                 egress_bytes_per_s=nic.egress_bytes_per_s,
                 frame_bytes=nic.frame_bytes,
                 shaped_elsewhere=nic.shaped_by_kernel,
+                max_in_flight=run.link.max_in_flight,
+                order=run.link.order,
                 verify=run.verify_kv,
                 on_error=self._link_failed,
             )
@@ -105,11 +108,19 @@ class KvEnd:
             self._receiver.clock_offset_s = offset_s
 
     def transmit(self, effect: Transmit) -> None:
-        """Hand one part of a transfer to the link."""
+        """Hand one message of a transfer to the link."""
         assert self._sender is not None
+        assert self._run.link is not None
         nbytes = self._scaling.wire_bytes(effect.offset, effect.nbytes, effect.total)
         if nbytes:
-            self._sender.send(effect.endpoint, effect.ticket, nbytes)
+            pair = (self._node.name, effect.destination)
+            self._sender.send(
+                effect.endpoint,
+                effect.ticket,
+                nbytes,
+                message_s=self._scaling.wall_s(self._run.message_s(*pair, effect.nbytes)),
+                pair_bytes_per_s=self._scaling.wall_bytes_per_s(self._run.link.pair_bps(*pair)),
+            )
 
     def cancel(self, effect: CancelTransmit) -> None:
         """Forget what has not left."""

@@ -1,42 +1,35 @@
 """The emulated card's egress: one thread that gives KV bytes to one socket per destination, frame by frame.
 
-    send() ──▶ FIFO per destination ──▶ round robin ──▶ slot of the card ──▶ PUSH socket ──▶ network
+    send() ──▶ lane per destination ──▶ round robin ──▶ slot of the card ──▶ PUSH socket ──▶ network
 
-Only a destination whose socket has room gets a slot, so a full one never holds up the others, and a card that
-was blocked begins anew instead of catching up in a burst beyond its rate. Frames are references to buffers that
-were filled once with random bytes, so sending costs no copy and no link can compress them.
+The lane (`core.kv_lanes`) says which parts are on the way, from when on their bytes may go, and whether they go part
+by part or frame by frame in turn. Only a destination whose socket has room gets a slot, so a full one never holds up
+the others, and a card that was blocked begins anew instead of catching up in a burst beyond its rate. Frames are
+references to buffers that were filled once with random bytes, so sending costs no copy and no link can compress them.
 """
 
 from __future__ import annotations
 
 import logging
-import os
+import math
+import select
 import socket
 import threading
 import time
-import zlib
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import zmq
 
-from emulator.core.errors import ConfigError
 from emulator.core.pacing import MAX_FRAME_BYTES, Nic, frame_bytes_for
-from emulator.live.kv_frames import (
-    FRAMES_PER_MESSAGE,
-    KvSenderStats,
-    full_speed,
-    pack_header,
-    queued_messages,
-    socket_buffer_bytes,
-)
+from emulator.core.specs import TransferOrder
+from emulator.live.kv_destination import Destination, SentPart, connected
+from emulator.live.kv_frames import FRAMES_PER_MESSAGE, KvSenderStats, full_speed, pack_header
+from emulator.live.kv_payload import Payload
 from emulator.live.timers import pause_until, sharpen_timers
 
-PAYLOAD_BYTES = 16 * 1024 * 1024
-"""Random bytes that the frames are cut from."""
 _JOIN_S = 5.0
+_POLLABLE_S = 1e-3
 # plain ints: arithmetic on the enumerations costs as much as a system call
 _POLLOUT = int(zmq.POLLOUT)
 _EVENTS = int(zmq.EVENTS)
@@ -46,40 +39,15 @@ _NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class _Part:
-    ticket: int
-    nbytes: int
-    offset: int
-    number: int
-    queued_s: float
-    sent: int = 0
-    cancelled: bool = False
-
-
-class _Destination:
-    """A receiver's endpoint: its socket and the parts that wait for it."""
-
-    __slots__ = ("blocked", "parts", "send", "socket", "unblocked_s")
-
-    def __init__(self, push: zmq.Socket[bytes]) -> None:
-        self.socket = push
-        # the extension's own method: the class's wrapper and the look-up cost as much as sending a frame
-        self.send: Callable[..., object] = super(zmq.Socket, push).send
-        self.parts: deque[_Part] = deque()
-        self.blocked = False
-        self.unblocked_s = 0.0
-
-
 class KvSender:
     """One node's KV egress at `egress_bytes_per_s` payload bytes per second (None: as fast as it goes).
 
     `frame_bytes` defaults to what suits the rate. Where the link is `shaped_elsewhere`, by the kernel, this rate is
-    None; give the frames that suit that rate (`frame_bytes_for`), so that little is queued unseen. With `verify` each
-    message carries its CRC-32, which the receiver must expect too. `clock_offset_s`, which may be set before the first
-    send, is added to the stamps: they are instants of a clock that the receiver knows too. `on_error` is given every
-    error of the thread, on that thread; without it they are logged. All methods may be called from any thread, and all
-    but close() return at once.
+    None; give the frames that suit that rate (`frame_bytes_for`), so that little is queued unseen. `max_in_flight` and
+    `order` are those of every destination's lane. With `verify` each message carries its CRC-32, which the receiver
+    must expect too. `clock_offset_s`, which may be set before the first send, is added to the stamps: they are instants
+    of a clock that the receiver knows too. `on_error` is given every error of the thread, on that thread; without it
+    they are logged. All methods may be called from any thread, and all but close() return at once.
     Raises ValueError for a rate or a frame size that cannot be.
     """
 
@@ -89,6 +57,8 @@ class KvSender:
         egress_bytes_per_s: float | None,
         frame_bytes: int | None = None,
         shaped_elsewhere: bool = False,
+        max_in_flight: int = 1,
+        order: TransferOrder = "fifo",
         verify: bool = False,
         on_error: Callable[[Exception], None] | None = None,
         name: str = "kv-sender",
@@ -101,18 +71,20 @@ class KvSender:
         self._unlimited = full_speed(egress_bytes_per_s, self.frame_bytes) and not shaped_elsewhere
         self._message_bytes = self.frame_bytes * (FRAMES_PER_MESSAGE if self._unlimited else 1)
         self.clock_offset_s = 0.0
-        self._verify = verify
+        self._max_in_flight = max_in_flight
+        self._order: TransferOrder = order
         self._on_error = on_error
-        self._fill_frames()
+        self._draw = Payload(self.frame_bytes, self._message_bytes, verify=verify).draw
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._ended = False
-        self._destinations: dict[str, _Destination] = {}
-        self._ring: list[_Destination] = []
+        self._destinations: dict[str, Destination] = {}
+        self._ring: list[Destination] = []
         self._turn = 0
         self._positions: dict[int, tuple[int, int]] = {}
         self._bytes = self._frames = self._parts = self._waiting_bytes = 0
         self._blocked_s = self._max_late_s = 0.0
+        self._due_s = math.inf  # before that instant no lane lets more flow by itself
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
@@ -131,22 +103,37 @@ class KvSender:
         with self._lock:
             self._destination(endpoint)
 
-    def send(self, endpoint: str, ticket: int, nbytes: int) -> None:
-        """Queue the next `nbytes` of the transfer `ticket` for a receiver's endpoint.
+    def send(
+        self,
+        endpoint: str,
+        ticket: int,
+        nbytes: int,
+        *,
+        message_s: float = 0.0,
+        pair_bytes_per_s: float | None = None,
+    ) -> None:
+        """Queue the next `nbytes` of the transfer `ticket` for a receiver's endpoint: a message that costs `message_s`.
 
-        The parts of one ticket go out in the order of their calls as one sequence of bytes.
-        Raises ValueError unless nbytes is positive, ConfigError for an endpoint that is not an address and
-        RuntimeError after close().
+        The parts of one ticket go out in the order of their calls as one sequence of bytes. The next message's cost
+        begins when this one is through: when its last byte has left this card, and no sooner than a link that carries
+        `pair_bytes_per_s` lets it. What queues for a receiver that others keep busy is not seen from here.
+        Raises ValueError unless nbytes is positive and the cost 0 s or more, ConfigError for an endpoint that is not an
+        address and RuntimeError after close().
         """
         if nbytes <= 0:
             raise ValueError(f"a part has at least one byte, not {nbytes}")
+        if not 0 <= message_s < math.inf:
+            raise ValueError(f"a message costs 0 s or more, not {message_s}")
         with self._lock:
             destination = self._destination(endpoint)
             offset, number = self._positions.get(ticket, (0, 0))
             self._positions[ticket] = (offset + nbytes, number + 1)
-            destination.parts.append(_Part(ticket, nbytes, offset, number, time.monotonic()))
+            now_s = time.monotonic()
+            part = SentPart(ticket, message_s, ticket, nbytes, offset, number, pair_bytes_per_s, now_s)
             self._waiting_bytes += nbytes
-            self._wake()
+            if destination.lane.add(part, now_s):
+                self._flow(destination, now_s)
+                self._wake()
 
     def cancel(self, ticket: int) -> None:
         """Forget the transfer: what has not left yet stays, and so does the memory of its position.
@@ -156,12 +143,16 @@ class KvSender:
         with self._lock:
             self._positions.pop(ticket, None)
             for destination in self._ring:
-                for part in destination.parts:
-                    if part.ticket == ticket:
-                        part.cancelled = True
-                        self._waiting_bytes -= part.nbytes - part.sent
-                if any(part.cancelled for part in destination.parts):
-                    destination.parts = deque(part for part in destination.parts if not part.cancelled)
+                parts = destination.lane.of(ticket)
+                if not parts:
+                    continue
+                now_s = time.monotonic()
+                for part in reversed(parts):  # the one on the way last: none of them takes its place
+                    part.cancelled = True
+                    self._waiting_bytes -= part.nbytes - part.sent
+                    destination.lane.remove(part, now_s)
+                self._flow(destination, now_s)
+                self._wake()
 
     def stats(self) -> KvSenderStats:
         """Counts up to now."""
@@ -190,27 +181,22 @@ class KvSender:
 
     # --- under the lock ---
 
-    def _destination(self, endpoint: str) -> _Destination:
+    def _destination(self, endpoint: str) -> Destination:
         if self._ended or self._stop.is_set():
             raise RuntimeError("the KV sender is closed")
         known = self._destinations.get(endpoint)
         if known is not None:
             return known
-        push = self._context.socket(zmq.PUSH)
-        push.linger = 0
-        push.sndhwm = queued_messages(self.frame_bytes, unlimited=self._unlimited, sending=True)
-        push.sndbuf = socket_buffer_bytes(self.frame_bytes)
-        push.immediate = True
-        push.reconnect_ivl = 50
-        try:
-            push.connect(endpoint)
-        except zmq.ZMQError as error:
-            push.close()
-            raise ConfigError(f"cannot send KV to {endpoint!r}: {error}; it must read tcp://HOST:PORT") from error
-        destination = _Destination(push)
+        push = connected(self._context, endpoint, self.frame_bytes, unlimited=self._unlimited)
+        destination = Destination(push, self._max_in_flight, self._order)
         self._destinations[endpoint] = destination
         self._ring.append(destination)
         return destination
+
+    def _flow(self, destination: Destination, now_s: float) -> None:
+        """Let flow what may, and know when more will."""
+        destination.lane.flow(now_s)
+        self._due_s = min(self._due_s, destination.lane.next_due_s())
 
     def _wake(self) -> None:
         if self._asleep:
@@ -219,15 +205,12 @@ class KvSender:
 
     # --- the link's thread ---
 
-    def _fill_frames(self) -> None:
-        count = max(PAYLOAD_BYTES, 2 * self._message_bytes) // self.frame_bytes
-        self._pool = [zmq.Frame(os.urandom(self.frame_bytes), copy=True) for _ in range(count)]
-        self._drawn = 0
-
     def _run(self) -> None:
         sharpen_timers()
         try:
             while not self._stop.is_set():
+                if self._due_s < math.inf and time.monotonic() >= self._due_s:
+                    self._flow_due()
                 destination = self._next_destination()
                 if destination is None:
                     self._wait()
@@ -251,7 +234,15 @@ class KvSender:
         else:
             self._on_error(error)
 
-    def _next_destination(self) -> _Destination | None:
+    def _flow_due(self) -> None:
+        """Let flow what is due by now."""
+        with self._lock:
+            now_s = time.monotonic()
+            self._due_s = math.inf
+            for destination in self._ring:
+                self._flow(destination, now_s)
+
+    def _next_destination(self) -> Destination | None:
         """The next in turn that has bytes to send and, as far as can be told, room for a frame.
 
         An unshaped sender only asks a socket that refused before: trying is cheaper than asking.
@@ -261,7 +252,7 @@ class KvSender:
         for step in range(count):
             index = (self._turn + step) % count
             destination = ring[index]
-            if not destination.parts:
+            if not destination.flowing:
                 continue
             if self._shaped or destination.blocked:
                 if not int(destination.socket.getsockopt(_EVENTS)) & _POLLOUT:
@@ -275,14 +266,20 @@ class KvSender:
         return None
 
     def _wait(self) -> None:
-        """Sleep until a destination with bytes has room, or until something is sent or closed."""
+        """Sleep until a destination with bytes has room, a message is due, or something is sent or closed."""
         with self._lock:
             if self._stop.is_set():
                 return
             self._asleep = True
-            watched: list[tuple[Any, int]] = [(d.socket, zmq.POLLOUT) for d in self._ring if d.parts]
+            watched: list[tuple[Any, int]] = [(d.socket, zmq.POLLOUT) for d in self._ring if d.flowing]
+            due_s = self._due_s
         began_s = time.monotonic()
-        zmq.zmq_poll([*watched, (self._wake_read.fileno(), zmq.POLLIN)], -1)
+        left_s = due_s - began_s
+        if left_s >= _POLLABLE_S:
+            timeout_ms = -1 if left_s == math.inf else int(left_s * 1e3)
+            zmq.zmq_poll([*watched, (self._wake_read.fileno(), zmq.POLLIN)], timeout_ms)
+        elif left_s > 0:  # more precisely, and for so short a time deaf to destinations that get room
+            select.select([self._wake_read], [], [], left_s)
         with self._lock:
             if not self._asleep:
                 self._wake_read.recv(64)
@@ -290,18 +287,18 @@ class KvSender:
             if watched:
                 self._blocked_s += time.monotonic() - began_s
 
-    def _carry_frame(self, destination: _Destination) -> None:
+    def _carry_frame(self, destination: Destination) -> None:
         """Reserve the card for the destination's next frame, wait for the end of its slot, and send it."""
         with self._lock:
-            if not destination.parts:
+            if not destination.flowing:
                 return
-            part = destination.parts[0]
+            part = destination.flowing[0]
             nbytes = min(self._message_bytes, part.nbytes - part.sent)
             if not self._shaped:
                 now_s = time.monotonic()
                 self._push(destination, part, nbytes, now_s, now_s)
                 return
-            start_s, end_s = self._nic.reserve(nbytes, max(part.queued_s, destination.unblocked_s))
+            start_s, end_s = self._nic.reserve(nbytes, max(part.ready_s, destination.unblocked_s))
         pause_until(end_s, self._stop)
         with self._lock:
             if part.cancelled or self._stop.is_set():
@@ -309,7 +306,7 @@ class KvSender:
             self._max_late_s = max(self._max_late_s, time.monotonic() - end_s)
             self._push(destination, part, nbytes, start_s, end_s)
 
-    def _push(self, destination: _Destination, part: _Part, nbytes: int, start_s: float, end_s: float) -> None:
+    def _push(self, destination: Destination, part: SentPart, nbytes: int, start_s: float, end_s: float) -> None:
         """Hand one message to the socket and count it, or mark the destination as blocked."""
         bodies, crc = self._draw(nbytes)
         sent = part.sent
@@ -332,20 +329,8 @@ class KvSender:
         self._waiting_bytes -= nbytes
         if sent == part.nbytes:
             self._parts += 1
-            destination.parts.popleft()
-
-    def _draw(self, nbytes: int) -> tuple[list[Any], int]:
-        """Random buffers of `nbytes` in all, the next ones in turn, and their checksum (0 without verify)."""
-        whole, rest = divmod(nbytes, self.frame_bytes)
-        first = self._drawn
-        if first + whole >= len(self._pool):
-            first = 0
-        self._drawn = first + whole
-        bodies: list[Any] = list(self._pool[first : first + whole])
-        if rest:
-            bodies.append(self._pool[first + whole].buffer[:rest])
-        crc = 0
-        if self._verify:
-            for body in bodies:
-                crc = zlib.crc32(memoryview(body), crc)
-        return bodies, crc
+            destination.lane.remove(part, destination.through_s(part, end_s))
+            self._flow(destination, end_s)
+        elif len(destination.flowing) > 1:
+            destination.flowing.remove(part)
+            destination.flowing.append(part)

@@ -97,6 +97,31 @@ def test_several_bandwidths_are_refused_where_no_pool_would_use_them() -> None:
         _runs(_topology(deployments=[{"name": "1P1D", "pools": pools}]))
 
 
+def test_a_deployment_says_how_its_messages_are_sent() -> None:
+    terms = {"message_overhead": "2ms", "max_transfers_in_flight": 3, "transfer_order": "fair"}
+    runs = _runs(_topology(deployments=[COLOCATED, {**DISAGGREGATED, **terms}]))
+    links = [run.link for run in runs if run.link is not None]
+    assert {(link.message_s, link.max_in_flight, link.order) for link in links} == {(0.002, 3, "fair")}
+    assert runs[0].message_s("colocated-0", "colocated-1", 1_000) == 0.0
+    assert runs[1].message_s("prefill-0", "decode-0", 1_000) == 0.002
+    for key, value in terms.items():
+        with pytest.raises(ConfigError, match="no KV leaves colocated ones"):
+            _topology(deployments=[{**COLOCATED, key: value}])
+    with pytest.raises(ConfigError, match="max_transfers_in_flight"):
+        _topology(deployments=[{**DISAGGREGATED, "max_transfers_in_flight": 0}])
+
+
+def test_where_shards_differ_a_message_pays_for_each_slice_and_for_its_bytes() -> None:
+    run = _runs(_topology(deployments=[COLOCATED, {**DISAGGREGATED, "message_overhead": "2ms"}]))[1]
+    prefill, decode = run.nodes
+    nodes = (
+        msgspec.structs.replace(prefill, kv_shards=4),
+        msgspec.structs.replace(decode, kv_shards=2, reshard_s_per_byte=1e-9),
+    )
+    split = msgspec.structs.replace(run, nodes=nodes)
+    assert split.message_s("prefill-0", "decode-0", 1_000_000) == pytest.approx(2 * 0.002 + 0.001)
+
+
 def test_a_nic_of_a_colocated_pool_and_jitter_above_the_delay_are_refused() -> None:
     with pytest.raises(ConfigError, match="no KV leaves a colocated one"):
         _topology(deployments=[{"name": "a", "pools": [{"role": "colocated", "kv_egress": "1Gbps"}]}])

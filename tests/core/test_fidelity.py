@@ -12,6 +12,7 @@ from emulator.core.records import StepRecord
 from emulator.core.specs import Scale
 from tests.builders import load_plan, node_spec, pair, run_spec
 from tests.core.made_records import made_record
+from tests.link_messages import over_messages
 
 RATE = 125e6
 """Payload bytes per second of the links here: 1 Gbps."""
@@ -144,6 +145,20 @@ def test_small_transfers_share_the_link_but_are_not_judged() -> None:
 def test_senders_that_share_a_receiver_are_expected_to_share_its_rate() -> None:
     both = [_transfer(2.0), _transfer(2.0, source="prefill-1")]
     assert link_ratio(_two_senders(), both) == pytest.approx(1.0)
+
+
+def test_transfers_between_two_nodes_are_expected_one_after_the_other_or_to_share_fairly() -> None:
+    both = [_transfer(2.0), _transfer(2.0)]
+    fair = over_messages(_run(), max_in_flight=2, order="fair")
+    assert link_ratio(fair, both) == pytest.approx(1.0)
+    assert link_ratio(_run(), both) == pytest.approx(0.75), "the first was due after 1 s"
+    assert link_ratio(fair, [_transfer(1.0), _transfer(2.0)]) == pytest.approx(4 / 3), "the first was too fast"
+
+
+def test_what_messages_cost_before_their_first_byte_is_not_charged_to_the_link() -> None:
+    parts = ((0.5, 1.0, 62_500_000), (1.5, 2.0, 62_500_000))
+    slow = over_messages(_run(), message_s=0.5)
+    assert link_ratio(slow, [ObservedTransfer("prefill-0", "decode-0", parts)]) == pytest.approx(1.0)
 
 
 def test_scaled_bytes_are_held_against_the_scaled_rate() -> None:

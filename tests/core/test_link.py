@@ -10,20 +10,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emulator.core.link import Delivery, FairShareNetwork, Pair, Part, expected_ends, fair_shares
+from emulator.core.fair_share import Pair, fair_shares
+from emulator.core.link import Delivery, FairShareNetwork, Part, expected_ends
 
 NODES = ("a", "b", "c")
 Caps = dict[str, float | None]
 
 
 def _network(
-    egress: float | None = 100.0, ingress: float | None = 100.0, *, seed: int = 0, **costs: float
+    egress: float | None = 100.0,
+    ingress: float | None = 100.0,
+    *,
+    seed: int = 0,
+    delay_s: float = 0.0,
+    jitter_s: float = 0.0,
 ) -> FairShareNetwork:
     return FairShareNetwork(
         egress_bytes_per_s=dict.fromkeys(NODES, egress),
         ingress_bytes_per_s=dict.fromkeys("xyz", ingress),
         seed=seed,
-        **costs,
+        delay_s=delay_s,
+        jitter_s=jitter_s,
     )
 
 
@@ -154,10 +161,10 @@ def test_jitter_spreads_arrivals_about_the_delay_by_its_seed_and_lets_nobody_ove
 
 
 def test_each_message_costs_its_time_before_its_first_byte_and_leaves_the_nic_to_others() -> None:
-    network = _network(message_s=0.5)
-    network.start(0, "a", "x", 100, 0.0)
-    network.start(1, "a", "x", 100, 0.0)
-    network.start("other", "b", "x", 75, 1.0)
+    network = _network()
+    network.start(0, "a", "x", 100, 0.0, message_s=0.5)
+    network.start(1, "a", "x", 100, 0.0, message_s=0.5)
+    network.start("other", "b", "x", 75, 1.0, message_s=0.5)
     assert _drain(network) == [
         Delivery(0, 0.5, 1.5, 100),
         Delivery("other", 1.5, 2.5, 75),  # alone at x until 2.0, then half
@@ -166,10 +173,10 @@ def test_each_message_costs_its_time_before_its_first_byte_and_leaves_the_nic_to
 
 
 def test_what_a_pair_does_not_use_while_it_prepares_a_message_goes_to_others_at_once() -> None:
-    network = _network(message_s=1.0)
-    network.start(0, "a", "x", 100, 0.0)
-    network.start(1, "a", "x", 100, 0.0)
-    network.start("other", "b", "x", 200, 0.0)
+    network = _network()
+    network.start(0, "a", "x", 100, 0.0, message_s=1.0)
+    network.start(1, "a", "x", 100, 0.0, message_s=1.0)
+    network.start("other", "b", "x", 200, 0.0, message_s=1.0)
     # Halves from 1.0 to 3.0, then the other's last 100 bytes alone.
     assert _drain(network) == [Delivery(0, 1.0, 3.0, 100), Delivery("other", 1.0, 4.0, 200), Delivery(1, 4.0, 5.0, 100)]
 
@@ -305,7 +312,7 @@ def test_every_byte_is_carried_once_at_rates_that_the_nics_have(
     parts: list[Part], both: tuple[Caps, Caps], message_s: float, dropped: set[int]
 ) -> None:
     """Integrates the rates from outside, event by event, and compares with what was delivered and when."""
-    network = FairShareNetwork(egress_bytes_per_s=both[0], ingress_bytes_per_s=both[1], message_s=message_s)
+    network = FairShareNetwork(egress_bytes_per_s=both[0], ingress_bytes_per_s=both[1])
     order = sorted(range(len(parts)), key=lambda n: parts[n].ready_s)
     cancelled = {n for n in order if n in dropped}
     # Cancelled half a second after they were ready, if not delivered by then.
@@ -325,7 +332,7 @@ def test_every_byte_is_carried_once_at_rates_that_the_nics_have(
                 carried[pair] += rate * (at_s - now_s)
             now_s = at_s
             if what == 0:
-                network.start(n, parts[n].source, parts[n].destination, parts[n].nbytes, at_s)
+                network.start(n, parts[n].source, parts[n].destination, parts[n].nbytes, at_s, message_s=message_s)
             else:
                 network.cancel(n, at_s)
             network.check_integrity()
