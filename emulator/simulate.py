@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from emulator.core.deploy import MessageCost, RunSpec
@@ -26,6 +27,7 @@ from emulator.core.effects import (
     CloseTicket,
     Effect,
     OpenTicket,
+    RecordMemory,
     RecordStep,
     Reply,
     RunStep,
@@ -38,7 +40,7 @@ from emulator.core.link import FairShareNetwork
 from emulator.core.load import LoadGenerator
 from emulator.core.messages import Abort, Finished, Hello, Submit, Tokens, ToRouter
 from emulator.core.recorder import Recorder
-from emulator.core.records import Record, StepRecord
+from emulator.core.records import MemoryRecord, Record, StepRecord
 from emulator.core.router import Router
 
 CLIENT = "client"
@@ -80,6 +82,7 @@ class Simulated:
 
     records: list[Record]
     steps: list[StepRecord]
+    memory: list[MemoryRecord]
     peak_retained_bytes: int
     preemptions: int
 
@@ -103,6 +106,7 @@ class Simulation:
         self.generator = LoadGenerator(run.load)
         self.recorder = Recorder()
         self.steps: list[StepRecord] = []
+        self.memory: list[MemoryRecord] = []
         self._after_event = after_event
         self._heap: list[_Event] = []
         self._sends: deque[Send] = deque()
@@ -127,6 +131,7 @@ class Simulation:
         self._carry_out: dict[type[Effect], Callable[[SimulatedNode, Any], None]] = {
             Reply: self._reply,
             RecordStep: self._record_step,
+            RecordMemory: self._record_memory,
             TokenRun: self._record_tokens,
             RunStep: self._run_step,
             Transmit: self._transmit,
@@ -154,6 +159,7 @@ class Simulation:
         return Simulated(
             records=self.recorder.records(),
             steps=self.steps,
+            memory=sorted(self.memory, key=attrgetter("at_s")),
             peak_retained_bytes=self._peak_retained,
             preemptions=sum(n.engine.scheduler.num_preemptions for n in self.nodes.values()),
         )
@@ -288,6 +294,9 @@ class Simulation:
 
     def _record_step(self, _: SimulatedNode, effect: RecordStep) -> None:
         self.steps.append(effect.record)
+
+    def _record_memory(self, _: SimulatedNode, effect: RecordMemory) -> None:
+        self.memory.extend(effect.rows)
 
     def _record_tokens(self, _: SimulatedNode, effect: TokenRun) -> None:
         self.recorder.token_run(effect)

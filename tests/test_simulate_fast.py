@@ -78,7 +78,8 @@ def nodes(draw: st.DrawFn, *roles: Role) -> list[NodeSpec]:
             num_reserved_decode_tokens=draw(st.sampled_from([0, 4, ALL_OUTPUT])),
             **draw(overlaps()),
         )
-        shape = msgspec.structs.replace(shape, cost=cost)
+        bound = draw(st.sampled_from([None, 1, 8, 40])) if role == "prefill" else None
+        shape = msgspec.structs.replace(shape, cost=cost, max_held_blocks=bound)
         made += [msgspec.structs.replace(shape, name=f"{role}-{n}") for n in range(draw(st.integers(1, 3)))]
     return made
 
@@ -165,6 +166,7 @@ def test_merged_and_single_steps_agree(run: RunSpec, aborts: list[tuple[float, i
     single = _simulate(run, aborts, exact_steps=True)
     assert_same_records(merged.records, single.records)
     assert_same_steps(merged.steps, single.steps)
+    assert merged.memory == single.memory
     assert merged.preemptions == single.preemptions
     assert merged.peak_retained_bytes == single.peak_retained_bytes
 

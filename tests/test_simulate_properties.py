@@ -99,6 +99,8 @@ def disaggregated_nodes(draw: st.DrawFn) -> list[NodeSpec]:
             num_reserved_decode_tokens=draw(st.sampled_from([0, 4, ALL_OUTPUT])),
             **draw(overlaps()),
         )
+    bound = draw(st.one_of(st.none(), st.integers(1, 20)))
+    shapes["prefill"] = msgspec.structs.replace(shapes["prefill"], max_held_blocks=bound)
     return [
         msgspec.structs.replace(shape, name=f"{role}-{n}")
         for role, shape in shapes.items()

@@ -21,8 +21,8 @@ from emulator.cli import goodput, member, plan, shape, sweep, validate
 from emulator.cli.display import RunDisplay, stdout
 from emulator.cli.options import Traffic, read_topology
 from emulator.core import catalog as catalogs
-from emulator.core.cost import kv_bytes
 from emulator.core.errors import ConfigError, PdemuError
+from emulator.core.specs import KV_ELEMENT_BYTES, KvDtype
 from emulator.lab import docker, leftovers, unprivileged
 from emulator.lab import experiment as lab
 from emulator.lab.catalog_files import load_catalog
@@ -135,17 +135,19 @@ def kv_size(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A model of the catalog.")],
     tokens: Annotated[int, typer.Argument(metavar="TOKENS", help="Prompt length in tokens.")],
     *,
+    kv_dtype: Annotated[KvDtype, typer.Option(help="Type of the elements that KV is kept in.")] = "fp16",
     json: Json = False,
 ) -> None:
     """Bytes of KV cache that a prompt of TOKENS tokens has, and how long links take to carry them."""
     found = catalogs.find_model(load_catalog(), model)
     if tokens < 1:
         raise ConfigError(f"TOKENS {tokens}: a prompt has at least 1 token")
-    size = kv_bytes(found, tokens)
+    element_bytes = KV_ELEMENT_BYTES[kv_dtype]
+    per_token = found.kv_bytes_per_token(element_bytes)
     if json:
-        _print_json({"model": found.name, "tokens": tokens, "bytes_per_token": kv_bytes(found, 1), "bytes": size})
+        _print_json({"model": found.name, "tokens": tokens, "bytes_per_token": per_token, "bytes": per_token * tokens})
         return
-    stdout().print(catalog_tables.kv_size(found, tokens))
+    stdout().print(catalog_tables.kv_size(found, tokens, element_bytes))
 
 
 @app.command()

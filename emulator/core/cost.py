@@ -44,15 +44,19 @@ class StepShape(NamedTuple):
 class RooflineCost(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="cost", tag="roofline", dict=True
 ):
-    """Step times from shapes and datasheet figures. Built by `cost_model`, which checks the GPU."""
+    """Step times from shapes and datasheet figures. Built by `cost_model`, which checks the GPU.
+
+    KV is kept and read in `kv_element_bytes` an element; what attention computes does not depend on it.
+    """
 
     model: Model
     gpu: Gpu
     tp: int
+    kv_element_bytes: int = FP16_BYTES
 
     @cached_property
     def _rates(self) -> roofline.Rates:
-        return roofline.rates(self.model, self.gpu, self.tp)
+        return roofline.rates(self.model, self.gpu, self.tp, self.kv_element_bytes)
 
     def _parts(self, shape: StepShape) -> roofline.Parts:
         """Count a step's tokens; the output head runs once per chunk and decode, an unfinished chunk included."""
@@ -179,8 +183,16 @@ class FittedCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 CostModel = RooflineCost | FittedCost
 
 
-def cost_model(*, cost: CostName, model: Model, gpu: Gpu, tp: int, profile: FittedProfile | None = None) -> CostModel:
-    """Build the cost model of one pool from a topology's choices.
+def cost_model(
+    *,
+    cost: CostName,
+    model: Model,
+    gpu: Gpu,
+    tp: int,
+    profile: FittedProfile | None = None,
+    kv_element_bytes: int = FP16_BYTES,
+) -> CostModel:
+    """Build the cost model of one pool from a topology's choices. A profile's step times are those of 16-bit KV.
 
     Raises ConfigError for a profile of another model, GPU or tp, for a tp that does not divide the model's heads,
     and for a GPU without measured efficiencies under roofline: none are assumed in silence.
@@ -198,7 +210,7 @@ def cost_model(*, cost: CostName, model: Model, gpu: Gpu, tp: int, profile: Fitt
             f"gpu {gpu.name} has no measured {', '.join(missing)}, which the roofline cost needs: choose a GPU that "
             'has them, give them in a [[gpus]] entry under another name, or use cost = "fitted" with a profile'
         )
-    return RooflineCost(model=model, gpu=gpu, tp=tp)
+    return RooflineCost(model=model, gpu=gpu, tp=tp, kv_element_bytes=kv_element_bytes)
 
 
 def _check_profile(profile: FittedProfile, model: Model, gpu: Gpu, tp: int) -> None:
@@ -219,7 +231,9 @@ def weight_bytes_per_gpu(model: Model, tp: int) -> float:
     return model.weight_bytes() / tp
 
 
-def kv_block_capacity(model: Model, gpu: Gpu, tp: int, utilization: float, block_size: int) -> int:
+def kv_block_capacity(
+    model: Model, gpu: Gpu, tp: int, utilization: float, block_size: int, *, kv_element_bytes: int = FP16_BYTES
+) -> int:
     """Blocks of `block_size` tokens that fit beside the weights on `tp` GPUs.
 
     `utilization` of the memory is used, as vLLM's gpu_memory_utilization. 1 GB is 1e9 bytes, which is some 7 % less
@@ -228,7 +242,7 @@ def kv_block_capacity(model: Model, gpu: Gpu, tp: int, utilization: float, block
     """
     available = gpu.memory_gb * 1e9 * utilization
     weights = weight_bytes_per_gpu(model, tp)
-    block = model.kv_bytes_per_token() * block_size / roofline.kv_shards(model, tp)
+    block = model.kv_bytes_per_token(kv_element_bytes) * block_size / roofline.kv_shards(model, tp)
     if weights <= available < weights + block:
         raise CapacityError(
             f"a KV block of {block_size} tokens of {model.name} ({block / 1e9:.3g} GB a GPU) does not fit beside the "

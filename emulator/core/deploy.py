@@ -16,7 +16,9 @@ from emulator.core.cost import CostModel, cost_model, kv_block_capacity
 from emulator.core.errors import CapacityError, ConfigError
 from emulator.core.hardware import Catalog, Model
 from emulator.core.pacing import payload_bits_per_s
+from emulator.core.roofline import kv_shards, reshard_s_per_byte
 from emulator.core.specs import (
+    KV_ELEMENT_BYTES,
     Admission,
     Conditional,
     Deployment,
@@ -366,8 +368,11 @@ def _node(
 ) -> NodeSpec:
     gpu = find_gpu(catalog, pool.gpu or topology.gpu)
     profile = find_profile(catalog, topology.profile) if topology.profile is not None else None
+    element_bytes = KV_ELEMENT_BYTES[deployment.kv_dtype]
     try:
-        blocks = kv_block_capacity(model, gpu, pool.tp, pool.gpu_memory_utilization, pool.block_size)
+        blocks = kv_block_capacity(
+            model, gpu, pool.tp, pool.gpu_memory_utilization, pool.block_size, kv_element_bytes=element_bytes
+        )
     except CapacityError as error:
         raise CapacityError(f"{topology.name}, deployment {deployment.name}, {pool.role} pool: {error}") from None
     context_tokens = min(topology.max_model_len or model.context_tokens, model.context_tokens)
@@ -375,14 +380,16 @@ def _node(
     return NodeSpec(
         name=name,
         role=pool.role,
-        cost=cost_model(cost=topology.cost, model=model, gpu=gpu, tp=pool.tp, profile=profile),
+        cost=cost_model(
+            cost=topology.cost, model=model, gpu=gpu, tp=pool.tp, profile=profile, kv_element_bytes=element_bytes
+        ),
         gpus=pool.tp,
         policy=pool.policy,
         max_num_batched_tokens=pool.max_num_batched_tokens or gpu.max_num_batched_tokens,
         max_num_seqs=pool.max_num_seqs or gpu.max_num_seqs,
         kv_blocks=blocks,
         block_size=pool.block_size,
-        kv_bytes_per_token=model.kv_bytes_per_token(),
+        kv_bytes_per_token=model.kv_bytes_per_token(element_bytes),
         max_model_len=context_tokens,
         num_reserved_decode_tokens=context_tokens if reserved == "all" else reserved,
         overlap=deployment.overlap,
@@ -394,6 +401,8 @@ def _node(
         max_transfers_in_flight=deployment.max_transfers_in_flight,
         preemption=deployment.preemption,
         max_held_blocks=None if pool.max_held_kv is None else max(1, int(blocks * pool.max_held_kv)),
+        kv_shards=kv_shards(model, pool.tp),
+        reshard_s_per_byte=reshard_s_per_byte(model, gpu, pool.tp),
         upkeep=Upkeep.of_gpus(gpu, pool.tp),
         weight_bytes=round(model.weight_bytes()),
     )

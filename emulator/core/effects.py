@@ -6,7 +6,7 @@ import msgspec
 
 from emulator.core.cost import StepShape
 from emulator.core.messages import Message
-from emulator.core.records import StepRecord, TimeRun
+from emulator.core.records import MemoryRecord, StepRecord, TimeRun
 
 
 class Reply(msgspec.Struct, frozen=True, gc=False):
@@ -47,6 +47,12 @@ class RecordStep(msgspec.Struct, frozen=True, gc=False):
     """A step has ended, or several alike one after the other."""
 
     record: StepRecord
+
+
+class RecordMemory(msgspec.Struct, frozen=True, gc=False):
+    """What the node's KV memory was since the last such effect, in order of time."""
+
+    rows: tuple[MemoryRecord, ...]
 
 
 class TokenRun(msgspec.Struct, frozen=True, gc=False):
@@ -90,4 +96,4 @@ class CloseTicket(msgspec.Struct, frozen=True, gc=False):
     ticket: int
 
 
-Effect = Reply | RunStep | RecordStep | TokenRun | Transmit | CancelTransmit | OpenTicket | CloseTicket
+Effect = Reply | RunStep | RecordStep | RecordMemory | TokenRun | Transmit | CancelTransmit | OpenTicket | CloseTicket

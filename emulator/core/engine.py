@@ -13,6 +13,7 @@ from emulator.core.effects import CloseTicket, Effect, RecordStep, Reply, RunSte
 from emulator.core.incoming import Incoming
 from emulator.core.kv_pool import KvPool
 from emulator.core.life import Life
+from emulator.core.memory_watch import MemoryWatch
 from emulator.core.messages import (
     Abort,
     Admit,
@@ -56,7 +57,9 @@ class Engine:
     ) -> None:
         self.node = node
         self.pool = KvPool(node.kv_blocks, node.block_size)
-        limits = SchedulerConfig(node.policy, node.max_num_batched_tokens, node.max_num_seqs)
+        limits = SchedulerConfig(
+            node.policy, node.max_num_batched_tokens, node.max_num_seqs, max_held_blocks=node.max_held_blocks
+        )
         self.scheduler = Scheduler(limits, self.pool)
         self.outgoing = Outgoing(
             node.overlap, node.kv_bytes_per_token, node.layers, node.layer_groups, node.layer_min_tokens
@@ -69,6 +72,7 @@ class Engine:
             new_ticket=new_ticket,
             max_reads=node.max_transfers_in_flight,
         )
+        self._memory = MemoryWatch(node.name, self.scheduler, self.incoming)
         self._lives: dict[str, Life] = {}
         self._first_due: set[Sequence] = set()  # received, and without a token so far
         self._running: Running | None = None
@@ -147,7 +151,7 @@ class Engine:
         return effects
 
     def cut(self) -> list[Effect]:
-        """The run is over: what the merged steps that are settled have brought."""
+        """The run is over: what the merged steps that are settled have brought, and what memory has been."""
         running = self._running
         effects: list[Effect] = []
         if running is not None and running.settled:
@@ -155,13 +159,14 @@ class Engine:
             running.shorten(0)
             effects.append(RecordStep(running.record(self.node.name, self.pool.used_blocks, running.end_s)))
             self._running = None
-        return [*effects, *self._token_runs.tell_all()]
+        return [*effects, *self._token_runs.tell_all(), *self._memory.tell()]
 
     def kv_arrived(self, ticket: int, nbytes: int, start_s: float, end_s: float, now_s: float) -> list[Effect]:
         """All KV under a ticket is here: first byte on the wire at `start_s`, last byte counted at `end_s`."""
         request = self.incoming.arrived(ticket)
         if request is None:
             return [CloseTicket(ticket)]
+        self._memory.due = True
         gives_up = self.node.preemption == "prefill"
         sequence = Sequence(request.request_id, request.prompt_tokens, request.max_tokens, gives_up=gives_up)
         if request.first_token == "recompute":
@@ -188,7 +193,8 @@ class Engine:
             for request_id in [*self._lives, *self.incoming.request_ids()]:
                 effects += self._drop(request_id)
                 effects.append(Reply(Rejected(request_id, reason)))
-        waiting = len(self.scheduler.waiting) + self.incoming.waiting
+        effects += self._memory.tick(now_s)
+        waiting = self.scheduler.num_waiting + self.incoming.waiting
         return [*effects, Reply(Heartbeat(self.pool.free_blocks, len(self.scheduler.running), waiting))]
 
     # --- decisions --------------------------------------------------------------------------------------------
@@ -211,6 +217,7 @@ class Engine:
         if problem := refusal(self.node, message):
             return [Reply(Rejected(message.request_id, problem))]
         self.incoming.request(message)
+        self._memory.due = True
         return []
 
     def _admit(self, request_id: str, now_s: float) -> None:
@@ -237,6 +244,7 @@ class Engine:
         if not sequence.hand_over:
             return []
         self.scheduler.detach(sequence)
+        self._memory.due = True
         times = life.times().merged(RequestTimes(kv_ready_s=self.outgoing.ready_s(sequence.request_id)))
         return [Reply(PrefillDone(sequence.request_id, times))]
 
@@ -260,6 +268,7 @@ class Engine:
 
     def _drop(self, request_id: str) -> list[Effect]:
         self._close_ranks()
+        self._memory.due = True
         effects = self.outgoing.drop(request_id) + self.incoming.drop(request_id)
         life = self._lives.pop(request_id, None)
         if life is not None:
@@ -276,6 +285,7 @@ class Engine:
         step = self._plan_step(now_s, effects) if self._running is None else None
         if self.incoming.waiting and not self.scheduler.preempted_waiting:
             granted = self.incoming.grant()
+            self._memory.due |= bool(granted)
             if granted and step is None:
                 self._keep_within_memory()
             effects += granted
@@ -285,6 +295,8 @@ class Engine:
             if self._merge_steps and step.decodes:
                 effects += self._token_runs.follow(step.decodes)
             effects.append(self._start(step, now_s))
+        if self._memory.due:
+            self._memory.note(now_s)
         return effects
 
     def _plan_step(self, now_s: float, effects: list[Effect]) -> Step | None:
@@ -302,6 +314,7 @@ class Engine:
         return step
 
     def _preempted(self, victim: Sequence) -> Reply:
+        self._memory.due = True
         if not victim.gives_up:
             return Reply(Preempted(victim.request_id, victim.generated, recomputes=True))
         self._first_due.discard(victim)

@@ -11,29 +11,23 @@ from collections.abc import Iterable
 
 
 class KvPool:
-    """`num_blocks` blocks of `block_size` tokens; owners are request ids."""
+    """`num_blocks` blocks of `block_size` tokens; owners are request ids.
+
+    Nobody holds `free_blocks` of them, `reserved_blocks` are held for KV that has not arrived yet.
+    """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._free = num_blocks
+        self.free_blocks = num_blocks
         self._held: dict[str, int] = {}
         self._reserved: set[str] = set()
-
-    @property
-    def free_blocks(self) -> int:
-        """Blocks that nobody holds."""
-        return self._free
+        self.reserved_blocks = 0
 
     @property
     def used_blocks(self) -> int:
         """Blocks held, reservations included."""
-        return self.num_blocks - self._free
-
-    @property
-    def reserved_blocks(self) -> int:
-        """Blocks held for KV that has not arrived yet."""
-        return sum(self._held[owner] for owner in self._reserved)
+        return self.num_blocks - self.free_blocks
 
     def blocks_for(self, tokens: int) -> int:
         """How many blocks `tokens` tokens take."""
@@ -44,13 +38,17 @@ class KvPool:
         need = -(-tokens // self.block_size) - self._held.get(owner, 0)
         return need if need > 0 else 0
 
+    def held_blocks(self, owner: str) -> int:
+        """How many blocks `owner` holds."""
+        return self._held.get(owner, 0)
+
     def held_tokens(self, owner: str) -> int:
         """How many tokens the blocks of `owner` hold."""
         return self._held.get(owner, 0) * self.block_size
 
     def room_for(self, holdings: Iterable[tuple[str, int]]) -> bool:
         """Whether each of these owners could hold so many tokens, all at the same time."""
-        return sum([self.missing(owner, tokens) for owner, tokens in holdings]) <= self._free
+        return sum([self.missing(owner, tokens) for owner, tokens in holdings]) <= self.free_blocks
 
     def grow(self, owner: str, tokens: int) -> bool:
         """Let `owner` hold at least `tokens` tokens; False, and nothing changed, when too few blocks are free."""
@@ -58,10 +56,12 @@ class KvPool:
         need = -(-tokens // self.block_size) - held
         if need <= 0:
             return True
-        if need > self._free:
+        if need > self.free_blocks:
             return False
         self._held[owner] = held + need
-        self._free -= need
+        self.free_blocks -= need
+        if owner in self._reserved:
+            self.reserved_blocks += need
         return True
 
     def reserve(self, owner: str, tokens: int) -> bool:
@@ -69,19 +69,22 @@ class KvPool:
         assert owner not in self._held, f"{owner} holds blocks already"
         if not self.grow(owner, tokens):
             return False
-        self._held.setdefault(owner, 0)
+        self.reserved_blocks += self._held.setdefault(owner, 0)
         self._reserved.add(owner)
         return True
 
     def claim(self, owner: str) -> None:
         """The KV of a reservation has arrived: its blocks are ordinary blocks from now on."""
         self._reserved.remove(owner)
+        self.reserved_blocks -= self._held[owner]
 
     def free(self, owner: str) -> int:
         """Take all blocks of `owner` back; returns how many (0 when it holds none)."""
         blocks = self._held.pop(owner, 0)
-        self._reserved.discard(owner)
-        self._free += blocks
+        if owner in self._reserved:
+            self._reserved.remove(owner)
+            self.reserved_blocks -= blocks
+        self.free_blocks += blocks
         return blocks
 
     def owners(self) -> frozenset[str]:
@@ -90,7 +93,8 @@ class KvPool:
 
     def check_integrity(self) -> None:
         """Every block is free or held, none twice, and reservations are held."""
-        assert self._free >= 0, "more KV blocks are held than there are"
+        assert self.free_blocks >= 0, "more KV blocks are held than there are"
         assert all(blocks >= 0 for blocks in self._held.values()), "an owner holds fewer than no blocks"
-        assert sum(self._held.values()) + self._free == self.num_blocks, "a KV block is lost or held twice"
+        assert sum(self._held.values()) + self.free_blocks == self.num_blocks, "a KV block is lost or held twice"
         assert self._reserved <= self._held.keys(), "a reservation without blocks"
+        assert self.reserved_blocks == sum(self._held[o] for o in self._reserved), "reserved blocks are miscounted"

@@ -24,7 +24,8 @@ from emulator.core.cost import RooflineCost
 from emulator.core.deploy import NodeSpec, RunSpec
 from emulator.core.hardware import FP16_BYTES, Catalog, Gpu, Model
 from emulator.core.physics_link import Allowance, link_violations, prefilled_anew
-from emulator.core.records import Record, StepRecord, TimeRun
+from emulator.core.physics_memory import memory_violations
+from emulator.core.records import MemoryRecord, Record, StepRecord, TimeRun
 
 SIMULATED = Allowance(rate_share=1e-9, bursts=0, time_s=1e-6)
 """Rounding alone."""
@@ -47,6 +48,7 @@ def violations(
     records: Sequence[Record],
     steps: Sequence[StepRecord],
     *,
+    memory: Iterable[MemoryRecord] = (),
     catalog: Catalog | None = None,
     simulated: bool = False,
 ) -> list[str]:
@@ -59,7 +61,7 @@ def violations(
     table = _table(run, steps)
     found = _accounts(run, records) + _token_times(records) + _step_times(table)
     found += _conservation(run, records, table, simulated=simulated)
-    found += _peaks(run, table, catalog)
+    found += _peaks(run, table, catalog) + memory_violations(run, memory)
     return found + link_violations(run, records, allowed, rates_hold=simulated or not run.force)
 
 

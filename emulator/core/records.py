@@ -159,6 +159,24 @@ class StepRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, froze
         return self.end_s - self.start_s - self.steps * (self.planned_s + self.delta_s * (self.steps - 1) / 2)
 
 
+class MemoryRecord(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True, gc=False):
+    """A node's KV memory from `at_s` on, model seconds: blocks, and requests that wait.
+
+    `used_blocks` are all that somebody holds. Among them `reserved_blocks` are set aside for KV that has not arrived,
+    and `held_blocks` hold the KV of prompts computed here that has not been fetched yet. `waiting_for_memory` are
+    requests that have no blocks for their KV yet, `waiting_for_prefill` those that wait to be computed here. What
+    is 0 is left out of a written row.
+    """
+
+    node: str
+    at_s: float
+    used_blocks: int = 0
+    reserved_blocks: int = 0
+    held_blocks: int = 0
+    waiting_for_memory: int = 0
+    waiting_for_prefill: int = 0
+
+
 def expand_steps(rows: Iterable[StepRecord]) -> Iterator[StepRecord]:
     """The steps that the rows stand for, one by one."""
     for row in rows:
@@ -171,7 +189,7 @@ def expand_steps(rows: Iterable[StepRecord]) -> Iterator[StepRecord]:
             yield msgspec.structs.replace(row, start_s=start_s, end_s=end_s, planned_s=planned_s, steps=1, delta_s=0.0)
 
 
-def write_rows(rows: Iterable[Record | StepRecord]) -> bytes:
+def write_rows(rows: Iterable[Record | StepRecord | MemoryRecord]) -> bytes:
     """Rows as JSON lines."""
     return msgspec.json.Encoder().encode_lines(rows)
 
@@ -184,3 +202,8 @@ def read_records(data: bytes) -> list[Record]:
 def read_steps(data: bytes) -> list[StepRecord]:
     """Steps from JSON lines; raises msgspec.ValidationError for a row that is not one."""
     return msgspec.json.Decoder(StepRecord).decode_lines(data)
+
+
+def read_memory(data: bytes) -> list[MemoryRecord]:
+    """Rows of memory from JSON lines; raises msgspec.ValidationError for a row that is not one."""
+    return msgspec.json.Decoder(MemoryRecord).decode_lines(data)

@@ -10,7 +10,8 @@ One step is, in this order of kernels, on each GPU of a tensor-parallel group:
 
 A plain max(compute, weights) is up to 15 % too fast where the two are near each other (128 to 512 tokens), which
 is where chunk budgets live; a p-norm with p of 3 to 4 follows measured sweeps there. Attention and element-wise
-kernels run after the linear layers, not beside them, so their times add. All weights and KV are taken at 2 bytes.
+kernels run after the linear layers, not beside them, so their times add. All weights are taken at 2 bytes, KV
+at those of its type.
 
 Against sweeps of measured kernels (prefill of 128 to 8,192 tokens; decode of 1 to 256 sequences) the mean error is
 3 % on H100 (worst 9 %) and 3 % for decode on H200 (worst 8 %). H200 prefill comes out 7 % (worst 14 %) too slow
@@ -80,7 +81,16 @@ def kv_shards(model: Model, tp: int) -> int:
     return 1 if model.mla is not None else min(tp, model.kv_heads)
 
 
-def rates(model: Model, gpu: Gpu, tp: int) -> Rates:
+def reshard_s_per_byte(model: Model, gpu: Gpu, tp: int) -> float:
+    """Laying received KV out anew: each byte is read and written once, on all GPUs that hold a part of their own.
+
+    Seconds a byte of KV that is counted once, also where several GPUs hold the same. Memory streams at its datasheet
+    rate where the GPU's efficiency is not known, which is too kind.
+    """
+    return 2 / (gpu.memory_gb_per_s * 1e9 * (gpu.mbu or 1.0) * kv_shards(model, tp))
+
+
+def rates(model: Model, gpu: Gpu, tp: int, kv_element_bytes: int = FP16_BYTES) -> Rates:
     """Precompute a step's costs; `gpu` must have its efficiencies (see cost_model)."""
     assert gpu.mfu_linear is not None
     assert gpu.mbu is not None
@@ -104,7 +114,7 @@ def rates(model: Model, gpu: Gpu, tp: int) -> Rates:
         linear_io_per_token=_linear_io_elements(model, tp) * FP16_BYTES / stream,
         prefill_attention_per_pair=_prefill_attention_flops(model) / attention_flops,
         decode_attention_per_token=_decode_attention_flops(model) / attention_flops,
-        kv_per_token=model.kv_bytes_per_token() / kv_shards(model, tp) / stream,
+        kv_per_token=model.kv_bytes_per_token(kv_element_bytes) / kv_shards(model, tp) / stream,
         elementwise_per_token=_elementwise_elements(model, tp) * FP16_BYTES / stream,
         all_reduce_per_token=2 * model.layers * hops / tp * model.hidden * FP16_BYTES / link,
         overhead=model.layers * gpu.per_layer_overhead_us * 1e-6,

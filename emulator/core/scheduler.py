@@ -16,6 +16,7 @@ from enum import Enum
 import msgspec
 
 from emulator.core.cost import Chunk, StepShape
+from emulator.core.held_kv import HeldKv
 from emulator.core.kv_pool import KvPool
 from emulator.core.records import StepKind
 from emulator.core.specs import Policy
@@ -101,24 +102,33 @@ class StepResult(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Limits of a batch: tokens a step and sequences at a time."""
+    """Limits of a batch: tokens a step and sequences at a time; and of memory for prompts that are handed over."""
 
     policy: Policy
     max_num_batched_tokens: int
     max_num_seqs: int
+    max_held_blocks: int | None = None
 
 
 @dataclass(slots=True)
 class Scheduler:
-    """The queues of one node over its KV pool. `next_step` plans, `complete` applies the same step's outcome."""
+    """The queues of one node over its KV pool. `next_step` plans, `complete` applies the same step's outcome.
+
+    Prompts that `held` does not let start stand in `held_back`, out of the way of what is not handed over.
+    """
 
     config: SchedulerConfig
     pool: KvPool
+    held: HeldKv = field(init=False)
     waiting: deque[Sequence] = field(default_factory=deque)
+    held_back: deque[Sequence] = field(default_factory=deque)
     arrived: deque[Sequence] = field(default_factory=deque)
     running: list[Sequence] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
     num_preemptions: int = 0
+
+    def __post_init__(self) -> None:
+        self.held = HeldKv(self.config.max_held_blocks)
 
     def add(self, sequence: Sequence) -> None:
         """A request to be computed from its first token."""
@@ -133,17 +143,27 @@ class Scheduler:
 
     def remove(self, sequence: Sequence, status: Status) -> None:
         """Take a sequence out, wherever it is, and free its blocks; a step in flight will not count it."""
-        self.detach(sequence)
+        if not (sequence.hand_over and self.held.end(sequence.request_id)):
+            self._take_out(sequence)
         sequence.status, sequence.ended = status, True
         sequence.held_tokens = 0
         self.pool.free(sequence.request_id)
 
     def detach(self, sequence: Sequence) -> None:
-        """Take a sequence out of all queues but leave it its blocks (its KV is to be sent)."""
-        for queue in (self.running, self.arrived, self.waiting):
+        """Take a computed prompt out of all queues but leave it its blocks: its KV is held until it is fetched."""
+        self._take_out(sequence)
+        self.held.hold(sequence.request_id, self.pool.held_blocks(sequence.request_id))
+
+    def _take_out(self, sequence: Sequence) -> None:
+        for queue in (self.running, self.arrived, self.waiting, self.held_back):
             if sequence in queue:
                 queue.remove(sequence)
                 return
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait to be computed, the preempted ones included."""
+        return len(self.waiting) + len(self.held_back)
 
     @property
     def preempted_waiting(self) -> bool:
@@ -156,7 +176,7 @@ class Scheduler:
         Afterwards `preempted` lists the sequences that lost their blocks for it.
         """
         self.preempted.clear()
-        if not (self.running or self.waiting or self.arrived):
+        if not (self.running or self.waiting or self.arrived or self.held_back):
             return None
         while True:
             preempted = len(self.preempted)
@@ -244,15 +264,19 @@ class Scheduler:
         chunks: list[tuple[Sequence, int]] = []
         budget = self.config.max_num_batched_tokens
         keep = int(self.pool.num_blocks * PREFILL_FIRST_WATERMARK)
-        while self.waiting and len(self.running) < self.config.max_num_seqs:
-            sequence = self.waiting[0]
+        bounded = self.held.max_blocks is not None
+        while len(self.running) < self.config.max_num_seqs:
+            queue = self._next_queue() if bounded else self.waiting
+            if not queue:
+                break
+            sequence = queue[0]
             if chunks and sequence.known > budget:
                 break
             spare = keep if self.running else 0
             if self.pool.missing(sequence.request_id, sequence.known) > self.pool.free_blocks - spare:
                 break
             self.pool.grow(sequence.request_id, sequence.known)
-            self._admit(self.waiting.popleft())
+            self._admit(queue.popleft())
             chunks.append((sequence, sequence.known))
             budget -= sequence.known
         return Step(tuple(chunks), ()) if chunks else None
@@ -268,7 +292,7 @@ class Scheduler:
         budget -= sum([count for _, count in chunks]) + len(decodes)
         if not preempted:
             budget = self._admit_arrived(decodes, budget)
-            if admit:
+            if admit and (self.waiting or self.held_back):
                 self._admit_waiting(chunks, budget)
         if not chunks and not decodes:
             return None
@@ -320,17 +344,39 @@ class Scheduler:
         return budget
 
     def _admit_waiting(self, chunks: list[tuple[Sequence, int]], budget: int) -> None:
-        while self.waiting and budget > 0 and len(self.running) < self.config.max_num_seqs:
-            sequence = self.waiting[0]
+        bounded = self.held.max_blocks is not None
+        while budget > 0 and len(self.running) < self.config.max_num_seqs:
+            queue = self._next_queue() if bounded else self.waiting
+            if not queue:
+                return
+            sequence = queue[0]
             count = min(sequence.known - sequence.computed, budget)
             if self.pool.missing(sequence.request_id, sequence.known) > self.pool.free_blocks:
                 return
             self.pool.grow(sequence.request_id, sequence.computed + count)
-            self._admit(self.waiting.popleft())
+            self._admit(queue.popleft())
             chunks.append((sequence, count))
             budget -= count
 
+    def _next_queue(self) -> deque[Sequence]:
+        """The queue whose head is to be started next; empty when nobody is.
+
+        Prompts for hand-over keep their order among each other. One that was preempted has been started before.
+        """
+        if self.held_back and not self.preempted_waiting and self._may_start(self.held_back[0]):
+            return self.held_back
+        while self.waiting and self.waiting[0].hand_over and not self.preempted_waiting:
+            if not self.held_back and self._may_start(self.waiting[0]):
+                break
+            self.held_back.append(self.waiting.popleft())
+        return self.waiting
+
+    def _may_start(self, prompt: Sequence) -> bool:
+        return self.held.may_start(self.pool.blocks_for(prompt.prompt_tokens))
+
     def _admit(self, sequence: Sequence) -> None:
+        if sequence.hand_over and sequence.status is Status.WAITING:
+            self.held.start(sequence.request_id, self.pool.blocks_for(sequence.prompt_tokens))
         sequence.status = Status.RUNNING
         self.running.append(sequence)
 
@@ -355,12 +401,15 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """No sequence stands in two places, running ones hold the blocks of what they computed, limits are kept."""
-        everyone = [*self.running, *self.waiting, *self.arrived]
+        everyone = [*self.running, *self.waiting, *self.arrived, *self.held_back]
         assert len({id(s) for s in everyone}) == len(everyone), "a sequence stands in two queues"
         assert len(self.running) <= self.config.max_num_seqs, "more sequences than seats"
         for sequence in [*self.running, *self.arrived]:
             assert self.pool.missing(sequence.request_id, sequence.computed) == 0, "computed tokens without blocks"
         assert all(sequence.status is Status.RUNNING for sequence in self.running), "running, but not said so"
-        for sequence in self.waiting:
+        for sequence in [*self.waiting, *self.held_back]:
             assert sequence.computed == 0
             assert sequence.request_id not in self.pool.owners(), "a waiting sequence holds blocks"
+        self.held.check_integrity()
+        for request_id, blocks in self.held.held().items():
+            assert self.pool.held_blocks(request_id) == blocks, "held KV without its blocks"

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from emulator.core.hardware import CostName, FittedProfile, Gpu, Model
+from emulator.core.hardware import FP16_BYTES, CostName, FittedProfile, Gpu, Model
 from emulator.core.quantities import BitsPerSecond, Bytes, Seconds
 
 Role = Literal["prefill", "decode", "colocated", "mixed"]
@@ -20,6 +20,7 @@ TransferMode = Literal["push", "pull"]
 TransferOrder = Literal["fifo", "fair"]
 Preemption = Literal["recompute", "prefill"]
 KvDtype = Literal["fp16", "fp8"]
+KV_ELEMENT_BYTES: dict[KvDtype, int] = {"fp16": FP16_BYTES, "fp8": 1}
 FirstToken = Literal["handoff", "prefill", "recompute"]
 Admission = Literal["dispatch", "decode_reserve_first", "prefill_first"]
 Routing = Literal["least_loaded", "round_robin"]
@@ -215,6 +216,10 @@ class Pool(Spec, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.role == "colocated" and (self.kv_egress is not None or self.kv_ingress is not None):
             raise ValueError("kv_egress and kv_ingress are for prefill and decode pools; no KV leaves a colocated one")
+        if self.role not in ("prefill", "mixed") and self.max_held_kv is not None:
+            raise ValueError(
+                f"max_held_kv is for prefill and mixed pools, whose KV others fetch; a {self.role} pool holds none"
+            )
         if self.policy == "prefill_first" and self.role != "colocated":
             raise ValueError("policy prefill_first is for colocated pools; a prefill or decode pool uses chunked")
 
@@ -260,6 +265,7 @@ class Deployment(Spec, frozen=True, kw_only=True):
 
     name: Name
     pools: Annotated[tuple[Pool, ...], msgspec.Meta(min_length=1)]
+    kv_dtype: KvDtype = "fp16"
     overlap: Overlap = "none"
     layer_groups: Annotated[int, msgspec.Meta(ge=2, le=1024)] = 8
     layer_min_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0

@@ -15,8 +15,9 @@ import msgspec
 import numpy as np
 
 from emulator.core import metrics
+from emulator.core.kv_memory import KvMemory
 from emulator.core.metrics import Floats, Measurements, Metric
-from emulator.core.records import Record, StepRecord
+from emulator.core.records import MemoryRecord, Record, StepRecord
 from emulator.core.specs import FirstToken, Scale, Slo, VerdictOutcome
 from emulator.core.upkeep import COST_BASIS, Costs, Holdings
 
@@ -137,6 +138,7 @@ class RunSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     fidelity: Fidelity
     first_token: FirstToken | None = None
     preemptions: int = 0
+    kv_memory: KvMemory = KvMemory()
 
     @property
     def disaggregated(self) -> bool:
@@ -272,6 +274,7 @@ class RunResult:
     summary: RunSummary
     records: Sequence[Record]
     steps: Sequence[StepRecord] = ()
+    memory: Sequence[MemoryRecord] = ()
 
 
 def summarize(
@@ -288,6 +291,7 @@ def summarize(
     fidelity: Fidelity | None = None,
     holdings: Holdings | None = None,
     first_token: FirstToken | None = None,
+    kv_memory: KvMemory | None = None,
 ) -> RunSummary:
     """What the records of one run come to; `duration_s` > 0 is the arrival window, in model seconds.
 
@@ -329,6 +333,7 @@ def summarize(
         fidelity=fidelity or Fidelity(),
         first_token=first_token,
         preemptions=sum(record.preemptions for record in records),
+        kv_memory=kv_memory or KvMemory(),
     )
 
 

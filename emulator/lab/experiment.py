@@ -16,6 +16,7 @@ from emulator.core import expectation, fidelity, verdict
 from emulator.core.deploy import RunSpec, plan_runs
 from emulator.core.errors import CapacityError, ConfigError
 from emulator.core.hardware import Catalog
+from emulator.core.kv_memory import kv_memory
 from emulator.core.parity import run_parity
 from emulator.core.physics import violations
 from emulator.core.specs import Scale, Topology
@@ -239,6 +240,7 @@ def _wrongly_dropped(report: RunReport) -> int:
 def _result(experiment: Experiment, run: RunSpec, live: LiveResult) -> tuple[RunResult, list[TransferRow]]:
     records = live.report.records
     steps = tuple(sorted((s for node in live.report.nodes for s in node.steps), key=lambda s: (s.start_s, s.node)))
+    memory = tuple(sorted((m for node in live.report.nodes for m in node.memory), key=lambda m: m.at_s))
     transfers = [row for node in live.report.nodes for row in node.kv.transfers]
     observed = fidelity.Observed(
         steps=steps,
@@ -251,7 +253,7 @@ def _result(experiment: Experiment, run: RunSpec, live: LiveResult) -> tuple[Run
         dropped_frames=_wrongly_dropped(live.report),
         lost_nodes=live.report.router.lost_nodes,
         qdisc_drops=sum(node.kv.qdisc_drops for node in live.report.nodes),
-        impossible=violations(run, records, steps),
+        impossible=violations(run, records, steps, memory=memory),
         clock_uncertainty_s=max(
             live.report.clock_uncertainty_s, *(node.clock_uncertainty_s for node in live.report.nodes)
         ),
@@ -269,6 +271,7 @@ def _result(experiment: Experiment, run: RunSpec, live: LiveResult) -> tuple[Run
         fidelity=fidelity.judge(run, observed),
         holdings=run.holdings,
         first_token=run.first_token,
+        kv_memory=kv_memory(run, records, steps, memory),
     )
     if experiment.shaping_of(run) == "kernel":
         kv = [node.kv for node in live.report.nodes]
@@ -278,4 +281,4 @@ def _result(experiment: Experiment, run: RunSpec, live: LiveResult) -> tuple[Run
             qdisc_drops=sum(node.qdisc_drops for node in kv),
         )
         summary = msgspec.structs.replace(summary, kv=counts)
-    return RunResult(summary=summary, records=records, steps=steps), transfers
+    return RunResult(summary=summary, records=records, steps=steps, memory=memory), transfers

@@ -2,8 +2,8 @@
 
 manifest.json   topology, deployment, seed, versions, host, shaping, scale, fidelity, state
 records.jsonl   one request a line          steps.jsonl      device steps, those alike in one line
-transfers.jsonl one KV transfer a line      summary.json     what it all comes to
-logs/           what each process wrote
+transfers.jsonl one KV transfer a line      memory.jsonl     KV memory of each node over time
+summary.json    what it all comes to        logs/            what each process wrote
 """
 
 from __future__ import annotations
@@ -100,6 +100,7 @@ class RunFolder:
         """Everything of a finished run."""
         (self.path / "records.jsonl").write_bytes(write_rows(result.records))
         (self.path / "steps.jsonl").write_bytes(write_rows(result.steps))
+        (self.path / "memory.jsonl").write_bytes(write_rows(result.memory))
         encoder = msgspec.json.Encoder()
         rows = b"".join(encoder.encode(row) + b"\n" for row in transfers)
         (self.path / "transfers.jsonl").write_bytes(rows)

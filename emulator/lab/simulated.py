@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from emulator.core.deploy import RunSpec
+from emulator.core.kv_memory import kv_memory
 from emulator.core.physics import violations
 from emulator.core.summary import Fidelity, RunResult, summarize
 from emulator.live.reports import TransferRow
@@ -15,7 +16,7 @@ MODELLED = "modelled"
 def simulated_result(run: RunSpec) -> RunResult:
     """Simulate `run`. Nothing is late in it; its fidelity is ok unless it breaks a law of physics."""
     simulated = simulate(run)
-    impossible = violations(run, simulated.records, simulated.steps, simulated=True)
+    impossible = violations(run, simulated.records, simulated.steps, memory=simulated.memory, simulated=True)
     summary = summarize(
         simulated.records,
         deployment=run.deployment,
@@ -29,8 +30,9 @@ def simulated_result(run: RunSpec) -> RunResult:
         fidelity=Fidelity(ok=not impossible, reasons=tuple(impossible)),
         holdings=run.holdings,
         first_token=run.first_token,
+        kv_memory=kv_memory(run, simulated.records, simulated.steps, simulated.memory),
     )
-    return RunResult(summary=summary, records=simulated.records, steps=simulated.steps)
+    return RunResult(summary=summary, records=simulated.records, steps=simulated.steps, memory=simulated.memory)
 
 
 def transfer_rows(result: RunResult) -> list[TransferRow]:

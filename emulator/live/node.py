@@ -9,11 +9,21 @@ from collections.abc import Iterable
 from functools import partial
 
 from emulator.core.deploy import NodeSpec
-from emulator.core.effects import CancelTransmit, CloseTicket, Effect, OpenTicket, RecordStep, Reply, RunStep, Transmit
+from emulator.core.effects import (
+    CancelTransmit,
+    CloseTicket,
+    Effect,
+    OpenTicket,
+    RecordMemory,
+    RecordStep,
+    Reply,
+    RunStep,
+    Transmit,
+)
 from emulator.core.engine import Engine
 from emulator.core.errors import DeadlineError
 from emulator.core.messages import Begin, Hello, OpenProbe, ProbeDone, SendProbe, Stop, decode_to_node
-from emulator.core.records import StepRecord
+from emulator.core.records import MemoryRecord, StepRecord
 from emulator.live.clock import ModelClock
 from emulator.live.control import PeerSocket
 from emulator.live.cpu_time import CpuTime
@@ -41,6 +51,7 @@ class NodeProcess:
         self._device = VirtualDevice(asyncio.get_running_loop(), self._step_done, self._step_progress, node.name)
         self._cpu = CpuTime()
         self._steps: list[StepRecord] = []
+        self._memory: list[MemoryRecord] = []
         self._failure: Exception | None = None
         self._ended = asyncio.Event()
         self._kv = KvEnd(task, node, nic, self._clock, arrived=self._kv_arrived, probed=self._probed, failed=self._fail)
@@ -141,8 +152,8 @@ class NodeProcess:
                 case RunStep():
                     wall_s = self._clock.to_wall_s
                     self._device.run(wall_s(effect.end_s), progress_at_s=[wall_s(at_s) for at_s in effect.progress_s()])
-                case RecordStep(record=record):
-                    self._steps.append(record)
+                case RecordStep() | RecordMemory():
+                    self._record(effect)
                 case Transmit():
                     self._kv.transmit(effect)
                 case CancelTransmit():
@@ -152,13 +163,21 @@ class NodeProcess:
                 case CloseTicket():
                     self._kv.shut(effect)
 
+    def _record(self, effect: RecordStep | RecordMemory) -> None:
+        if isinstance(effect, RecordStep):
+            self._steps.append(effect.record)
+        else:
+            self._memory.extend(effect.rows)
+
     def _close(self) -> NodeReport:
         self._lag.stop()
         self._device.close()
+        self._apply(self._engine.cut())
         kv = self._kv.close()
         return NodeReport(
             name=self._node.name,
             steps=tuple(self._steps),
+            memory=tuple(self._memory),
             kv=kv,
             loop_lag_s=tuple(lag / self._scale_time for lag in self._lag.samples_s),
             preemptions=self._engine.scheduler.num_preemptions,

@@ -13,7 +13,7 @@ import msgspec
 from emulator.core.errors import ProtocolError
 from emulator.core.messages import Report
 from emulator.core.probe import Probe
-from emulator.core.records import Record, StepRecord
+from emulator.core.records import MemoryRecord, Record, StepRecord
 
 PIECE_BYTES = 1 << 20
 MAX_REPORT_BYTES = 1 << 30
@@ -53,7 +53,7 @@ class KvReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A node's steps, transfers and loop lag (model seconds).
+    """A node's steps, memory over time, transfers and loop lag (model seconds).
 
     `clock_uncertainty_s`: how far off its clock may be from the router's, model seconds; 0 on the router's host.
     `cpu_s` are CPU seconds of its process during the run.
@@ -66,6 +66,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int
     clock_uncertainty_s: float = 0.0
     cpu_s: float = 0.0
+    memory: tuple[MemoryRecord, ...] = ()
 
 
 class RouterReport(msgspec.Struct, frozen=True, kw_only=True):

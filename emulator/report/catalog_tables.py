@@ -51,9 +51,9 @@ def gpus(known: Iterable[Gpu]) -> Table:
     return table
 
 
-def kv_size(model: Model, tokens: int) -> Group:
-    """The KV of one prompt, and the time that some links take for it."""
-    size = kv_bytes(model, tokens)
+def kv_size(model: Model, tokens: int, element_bytes: int) -> Group:
+    """The KV of one prompt at so many bytes an element, and the time that some links take for it."""
+    size = kv_bytes(model, tokens, element_bytes)
     head = Text(
         f"{model.name}, {tokens:,} tokens: {size:,} bytes of KV ({size / 1e6:,.1f} MB, {size / 2**20:,.1f} MiB)"
     )

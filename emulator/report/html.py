@@ -17,6 +17,7 @@ from emulator.core.quantities import BitsPerSecond
 from emulator.core.summary import CompareSummary, Distribution, RunResult, RunSummary, Verdict
 from emulator.core.upkeep import COST_BASIS
 from emulator.report.charts import attainment_chart, breakdown_chart, latency_chart
+from emulator.report.memory_chart import memory_chart
 from emulator.report.parity_table import parity_html
 from emulator.report.table import (
     COST_HEADINGS,
@@ -28,6 +29,7 @@ from emulator.report.table import (
     ms_text,
     notes,
     percent_text,
+    run_name,
     warnings,
     withheld_lines,
 )
@@ -221,6 +223,21 @@ def _figures(compare: CompareSummary, results: Sequence[RunResult]) -> list[str]
             "for its tokens and batch. A mixed step computes prefill chunks and decodes together.",
             timeline_chart(results, window),
         )
+    return blocks + _memory_figures(results)
+
+
+def _memory_figures(results: Sequence[RunResult]) -> list[str]:
+    blocks: list[str] = []
+    for n, result in enumerate(results):
+        if (figure := memory_chart(result)) is not None:
+            blocks += _figure(
+                f"memory-{n}",
+                f"KV memory over time: {run_name(result.summary)}",
+                "Shares of each node's KV blocks: all that are used, those reserved for KV that has not arrived, and "
+                "those that hold computed KV until it is fetched. What is used is drawn where prefills or hand-over "
+                "change it, and each second.",
+                figure,
+            )
     return blocks
 
 

@@ -305,16 +305,18 @@ def _chosen(topology: Topology, names: Sequence[str], *, disaggregated: bool) ->
 
 def _budgets(topology: Topology, gpus: set[int], tokens: Sequence[int]) -> Iterator[Budget]:
     """Every chunk budget on each number of GPUs, on nodes like the topology's first chunked colocated ones."""
-    pools = [pool for d in topology.deployments if not d.disaggregated for pool in d.pools]
-    chunked = (pool for pool in pools if pool.policy == "chunked")
-    pool = next(chunked, None) or variants.pool_of(topology, "colocated")
+    colocated = [(d, pool) for d in topology.deployments if not d.disaggregated for pool in d.pools]
+    chunked = ((d, pool) for d, pool in colocated if pool.policy == "chunked")
+    like, pool = next(chunked, (topology.deployments[0], variants.pool_of(topology, "colocated")))
     taken = {deployment.name for deployment in topology.deployments}
     for count in sorted(gpus):
         for budget in tokens:
             name = f"chunk-budget-{budget}" + (f"-on-{count}" if len(gpus) > 1 else "")
             while name in taken:
                 name += "+"
-            yield Budget(budget, variants.chunked_deployment(pool, budget, gpus=count, name=name))
+            yield Budget(
+                budget, variants.chunked_deployment(pool, budget, gpus=count, name=name, kv_dtype=like.kv_dtype)
+            )
 
 
 def _remarks(

@@ -16,7 +16,7 @@ from emulator.core import specs
 from emulator.core.errors import ConfigError
 from emulator.core.lengths import LengthPair, Lengths
 from emulator.core.quantities import BitsPerSecond
-from emulator.core.specs import Deployment, Pool, Role, Topology
+from emulator.core.specs import Deployment, KvDtype, Pool, Role, Topology
 from emulator.core.trace import Trace
 from emulator.core.workload import LoadPlan, plan_load, scale_rate
 
@@ -100,7 +100,7 @@ def deployment_of(
         for role in roles
     )
     if not patterns:
-        return Deployment(name=str(ratio), pools=pools)
+        return Deployment(name=str(ratio), pools=pools, kv_dtype=topology.deployments[0].kv_dtype)
     return msgspec.structs.replace(patterns[0], name=str(ratio), pools=pools)
 
 
@@ -127,8 +127,9 @@ def deployments_like(topology: Topology, ratio: Ratio) -> tuple[Deployment, ...]
     return tuple(made)
 
 
-def chunked_deployment(pool: Pool, budget: int, *, gpus: int, name: str) -> Deployment:
+def chunked_deployment(pool: Pool, budget: int, *, gpus: int, name: str, kv_dtype: KvDtype = "fp16") -> Deployment:
     """Colocated nodes like those of `pool`, chunked, with a budget of `budget` tokens a step, on `gpus` GPUs in all.
+
 
     Raises ConfigError when the GPUs do not make whole nodes.
     """
@@ -143,7 +144,7 @@ def chunked_deployment(pool: Pool, budget: int, *, gpus: int, name: str) -> Depl
         kv_egress=None,
         kv_ingress=None,
     )
-    return Deployment(name=name, pools=(chunked,))
+    return Deployment(name=name, pools=(chunked,), kv_dtype=kv_dtype)
 
 
 def with_deployments(topology: Topology, deployments: Sequence[Deployment]) -> Topology:

@@ -456,7 +456,7 @@ def test_a_node_tells_its_load_once_a_second() -> None:
     engine.handle(Generate("b", 30, 5), 0.0)
     engine.handle(Reserve("c", 100, 5), 0.0)
     engine.handle(Reserve("d", 100, 5), 0.0)
-    assert engine.tick(1.0) == [Reply(Heartbeat(kv_blocks_free=1, running=1, waiting=2))]
+    assert _replies(engine.tick(1.0)) == [Heartbeat(kv_blocks_free=1, running=1, waiting=2)]
 
 
 def test_a_node_whose_router_is_silent_for_a_lease_gives_everything_up_and_says_so() -> None:

@@ -307,6 +307,7 @@ def test_a_sequence_aborted_while_its_step_runs_gets_no_token_and_holds_nothing(
 def test_a_detached_sequence_leaves_its_seat_but_keeps_its_blocks() -> None:
     bench = Bench(max_num_seqs=1)
     held = bench.add(5, 3, "held")
+    held.hand_over = True
     step = bench.plan()
     assert step is not None
     bench.finish(step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
@@ -12,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from emulator.core.records import read_records, read_steps
+from emulator.core.records import read_memory, read_records, read_steps
 from tests.live.lab import PDEMU, SMALL, all_gone, children_of, eventually, json_of, pdemu
 
 pytestmark = pytest.mark.live
@@ -83,7 +84,28 @@ def test_the_folder_has_everything_from_which_its_numbers_are_made(compared: tup
     assert {"summary.json", "report.html"} <= {path.name for path in out.iterdir()}
     for folder in ("colocated", "1P1D@0.2Gbps"):
         names = {path.name for path in (out / folder).iterdir()}
-        assert names == {"manifest.json", "records.jsonl", "steps.jsonl", "transfers.jsonl", "summary.json", "logs"}
+        assert names == {
+            "manifest.json", "records.jsonl", "steps.jsonl", "memory.jsonl", "transfers.jsonl", "summary.json", "logs",
+        }  # fmt: skip
+
+
+def test_memory_over_time_has_a_row_where_kv_changed_hands(compared: tuple[dict[str, object], Path]) -> None:
+    document, out = compared
+    rows = read_memory((out / "1P1D@0.2Gbps" / "memory.jsonl").read_bytes())
+    assert {row.node for row in rows} == {"prefill-0", "decode-0"}
+    assert any(row.held_blocks for row in rows if row.node == "prefill-0")
+    assert any(row.reserved_blocks for row in rows if row.node == "decode-0")
+    assert all(a.at_s <= b.at_s for a, b in itertools.pairwise(rows))
+    runs = document["runs"]
+    assert isinstance(runs, list)
+    (memory,) = [run["kv_memory"] for run in runs if run["deployment"] == "1P1D"]
+    assert all(row.used_blocks <= memory["blocks"][row.node] for row in rows)
+    for role, whose in (("prefill", "prefill-0"), ("decode", "decode-0")):
+        usage = memory["by_role"][role]
+        mine = [row for row in rows if row.node == whose]
+        assert usage["peak_reserved"] == max(row.reserved_blocks for row in mine) / memory["blocks"][whose]
+        assert usage["peak_held"] == max(row.held_blocks for row in mine) / memory["blocks"][whose]
+        assert 0 < usage["mean_used"] < usage["peak_used"] <= 1
 
 
 def test_stretched_time_gives_results_in_model_time(tmp_path: Path) -> None:
