@@ -8,7 +8,18 @@ from emulator.core.cost import FittedCost
 from emulator.core.deploy import LinkSpec, NodeSpec, RouterSpec, RunSpec
 from emulator.core.hardware import DecodeFit, FittedProfile
 from emulator.core.records import Record
-from emulator.core.specs import Admission, FirstToken, Overlap, Policy, Role, Routing, Scale, Slo
+from emulator.core.specs import (
+    Admission,
+    Conditional,
+    FirstToken,
+    Overlap,
+    Policy,
+    Role,
+    RoleSwitching,
+    Routing,
+    Scale,
+    Slo,
+)
 from emulator.core.workload import LoadPlan, PlannedRequest, UserPlan
 
 KV_BYTES_PER_TOKEN = 1_000
@@ -111,9 +122,11 @@ def run_spec(
     scale: Scale | None = None,
     first_token: FirstToken = "handoff",
     admission: Admission = "dispatch",
+    conditional: Conditional | None = None,
+    role_switching: RoleSwitching | None = None,
 ) -> RunSpec:
-    """A run of these nodes: disaggregated when one of them prefills alone, over a link of 1 GB/s each way."""
-    disaggregated = any(node.role == "prefill" for node in nodes)
+    """A run of these nodes: disaggregated when one of them is not colocated, over a link of 1 GB/s each way."""
+    disaggregated = any(node.role != "colocated" for node in nodes)
     bits = payload_bytes_per_s * 8
     return RunSpec(
         topology="by-hand",
@@ -126,6 +139,8 @@ def run_spec(
             request_s=request_s,
             first_token=first_token,
             admission=admission,
+            conditional=conditional,
+            role_switching=role_switching,
         ),
         link=LinkSpec(bandwidth_bps=bits, payload_bps=bits, delay_s=delay_s) if disaggregated else None,
         load=load,

@@ -171,7 +171,7 @@ def assert_ended_once(record: Record) -> None:
         assert record.reason
 
 
-def _assert_budgets_kept(run: RunSpec, simulated: Simulated) -> None:
+def assert_budgets_kept(run: RunSpec, simulated: Simulated) -> None:
     nodes = {node.name: node for node in run.nodes}
     longest = max((r.prompt_tokens + r.max_tokens for r in simulated.records), default=0)
     for step in simulated.steps:
@@ -212,7 +212,7 @@ def test_every_request_ends_exactly_once_and_leaves_nothing_behind(run: RunSpec)
     simulation = Simulation(run, after_event=Simulation.check_integrity)
     simulated = simulation.run()
     assert_nothing_is_held(simulation)
-    _assert_budgets_kept(run, simulated)
+    assert_budgets_kept(run, simulated)
     assert simulation.recorder.strays == 0
     ids = [record.request_id for record in simulated.records]
     assert len(set(ids)) == len(ids) >= len(run.load.open)

@@ -129,6 +129,7 @@ class _KvNetwork:
         nics = {node.name: run.link.nic(node.name) for node in run.nodes}
         self.link = run.link
         self._run = run
+        self.receivers = run.kv_receivers
         self._network = FairShareNetwork(
             egress_bytes_per_s={name: nic.egress_bps / 8 for name, nic in nics.items()},
             ingress_bytes_per_s={name: nic.ingress_bps / 8 for name, nic in nics.items()},
@@ -196,7 +197,7 @@ class _KvEnd:
         self._expected: dict[int, int] = {}
         self._totals: dict[int, int] = {}
         self._first_s: dict[int, float] = {}
-        self.endpoint = node.name if network is not None and node.role == "decode" else ""
+        self.endpoint = node.name if network is not None and node.name in network.receivers else ""
         if network is not None:
             network.ends[node.name] = self
 

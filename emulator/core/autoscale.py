@@ -66,8 +66,8 @@ def peak_payload_bps(run: RunSpec) -> float:
     """
     if run.link is None:
         return 0.0
-    sent = sum(run.link.nic(node.name).egress_bps for node in run.nodes if node.role == "prefill")
-    taken_in = sum(run.link.nic(node.name).ingress_bps for node in run.nodes if node.role == "decode")
+    sent = sum(run.link.nic(name).egress_bps for name in run.kv_senders)
+    taken_in = sum(run.link.nic(name).ingress_bps for name in run.kv_receivers)
     return min(sent, taken_in) / run.scale.bytes
 
 

@@ -6,7 +6,10 @@ these costs a resource a least time, whatever it is batched with:
 - A token's share of a step is least in the largest step that the batch limits allow, since what a step costs once
   (weights, overheads) is spread over the most tokens there and the p-norm of compute and memory per token only falls.
 - Attention adds up over requests: prefill by its arithmetic, decode by the KV that it reads.
-- KV adds up over NICs, in whatever order and however many at a time. What its messages cost is left out.
+- KV adds up over NICs, unless a node may both prefill and decode whatever comes: then perhaps none has to move. What
+  messages cost is left out.
+
+A node that may do both counts for both, and all nodes together for all work.
 
 The resources have until the last request that arrives in time must have been served. Those requests that need least
 are counted first, so the share of requests that fit is the most that any policy could serve, and the lowest rate at
@@ -28,7 +31,7 @@ from emulator.core import roofline
 from emulator.core.cost import RooflineCost
 from emulator.core.deploy import NodeSpec, RunSpec
 from emulator.core.hardware import FittedProfile
-from emulator.core.specs import Role
+from emulator.core.roles import sends_kv, takes_in_kv
 from emulator.core.workload import LoadPlan
 
 Limit = Literal["prefill", "decode", "prefill and decode", "KV network"]
@@ -124,26 +127,66 @@ def _first_that_fails(fits: Callable[[int], bool], lowest: int, highest: int) ->
 
 def limits(run: RunSpec) -> tuple[Limit, ...]:
     """The resources of a deployment."""
-    return ("prefill and decode",) if run.link is None else ("prefill", "decode", "KV network")
+    if run.link is None:
+        return ("prefill and decode",)
+    phases: tuple[Limit, ...] = ("prefill", "decode")
+    if any(_prefills(run, node) and _decodes(run, node) for node in run.nodes):
+        phases += ("prefill and decode",)
+    return phases if _may_stay(run) else (*phases, "KV network")
+
+
+def _prefills(run: RunSpec, node: NodeSpec) -> bool:
+    """Whether a node may compute prompts, for itself at least: a decode node where KV need not or cannot move."""
+    local = run.router.conditional is not None or any(other.role == "mixed" for other in run.nodes)
+    own = node.role == "colocated" or sends_kv(node.role, switching=_switches(run))
+    return own or (local and node.role == "decode")
+
+
+def _decodes(run: RunSpec, node: NodeSpec) -> bool:
+    return node.role == "colocated" or takes_in_kv(node.role, switching=_switches(run))
+
+
+def _switches(run: RunSpec) -> bool:
+    return run.router.role_switching is not None
+
+
+def _may_stay(run: RunSpec) -> bool:
+    """Whether any request's KV may stay where its prompt is computed."""
+    conditional = run.router.conditional
+    if conditional is not None and conditional.max_prefill_queue_size is not None:
+        return True
+    return _switches(run) or any(node.role == "mixed" for node in run.nodes)
 
 
 def servable_share(run: RunSpec, demand: Demand, limit: Limit) -> float:
     """The largest share of requests, 0 to 1, that a resource could serve, those that need least first."""
     first_s, last_s = _until_s(run, demand)
     if limit == "KV network":
-        carried, until_s = demand.prompts, first_s
-        if run.first_token == "prefill":  # the first token does not need the KV, and whoever wants no other needs none
-            carried, until_s = np.where(demand.decoded > 0, carried, 0.0), last_s
+        until_s = last_s if run.first_token == "prefill" else first_s  # there the first token does not need the KV
+        carried = moved_tokens(run, demand)
         return min(_fitting(carried, seconds * until_s) for seconds in _network_tokens_per_s(run))
-    roles: tuple[Role, ...] = ("colocated",) if limit == "prefill and decode" else (limit,)
-    nodes = [node for node in run.nodes if node.role in roles]
-    costs = LeastCosts(*(min(column) for column in zip(*(least_costs(node, demand) for node in nodes), strict=True)))
+    serve = {"prefill": _prefills, "decode": _decodes}.get(limit)
+    nodes = [node for node in run.nodes if serve is None or serve(run, node)]
+    least = [least_costs(node, demand, mixed=_prefills(run, node) and _decodes(run, node)) for node in nodes]
+    costs = LeastCosts(*(min(column) for column in zip(*least, strict=True)))
     work = np.zeros_like(demand.prompts)
     if limit != "decode":
         work += costs.prompt_token_s * demand.prompts + costs.prompt_token2_s * demand.prompts**2
     if limit != "prefill":
         work += costs.decode_token_s * demand.decoded + costs.decode_context_s * demand.contexts
     return _fitting(np.maximum(work, 0.0), len(nodes) * (first_s if limit == "prefill" else last_s))
+
+
+def moved_tokens(run: RunSpec, demand: Demand) -> Floats:
+    """Tokens of each request whose KV has to cross the network: those of its prompt, or none."""
+    if _may_stay(run):
+        return np.zeros_like(demand.prompts)
+    moved = demand.prompts
+    if run.router.conditional is not None:
+        moved = np.where(demand.prompts > (run.router.conditional.eff_isl_threshold or 0), moved, 0.0)
+    if run.first_token == "prefill":  # whoever wants no other token than the first needs no KV
+        moved = np.where(demand.decoded > 0, moved, 0.0)
+    return moved
 
 
 def _fitting(work: Floats, room: float) -> float:
@@ -162,25 +205,25 @@ def _until_s(run: RunSpec, demand: Demand) -> tuple[float, float]:
 
 
 def _network_tokens_per_s(run: RunSpec) -> tuple[float, float]:
-    """Tokens of KV a second that all prefill nodes can send, and that all decode nodes can take in."""
+    """Tokens of KV a second that all nodes together can send, and that they can take in."""
     assert run.link is not None
     link, bits = run.link, 8 * run.nodes[0].kv_bytes_per_token
-    sent = sum(link.nic(node.name).egress_bps for node in run.nodes if node.role == "prefill")
-    taken = sum(link.nic(node.name).ingress_bps for node in run.nodes if node.role == "decode")
+    sent = sum(link.nic(name).egress_bps for name in run.kv_senders)
+    taken = sum(link.nic(name).ingress_bps for name in run.kv_receivers)
     return sent / bits, taken / bits
 
 
 # --- least costs ----------------------------------------------------------------------------------------------
 
 
-def least_costs(node: NodeSpec, demand: Demand) -> LeastCosts:
-    """What a node takes at least for each token, seconds.
+def least_costs(node: NodeSpec, demand: Demand, *, mixed: bool) -> LeastCosts:
+    """What a node takes at least for each token, seconds; `mixed`: it prefills and decodes.
 
-    Decodes of a colocated node that chunks share the largest step with prompts; elsewhere a step has at most
+    Where such a node chunks, its decodes share the largest step with prompts; elsewhere a step has at most
     `max_num_seqs` of them. `prefill_first` computes whole prompts, the longest of them perhaps beyond the budget.
     """
     budget, seats = node.max_num_batched_tokens, min(node.max_num_seqs, node.max_num_batched_tokens)
-    prompt_step, decode_step, mixed = budget, seats, node.role == "colocated" and node.policy == "chunked"
+    prompt_step, decode_step, mixed = budget, seats, mixed and node.policy == "chunked"
     if node.policy == "prefill_first":
         prompt_step = max(budget, int(np.max(demand.prompts)))
         decode_step = node.max_num_seqs

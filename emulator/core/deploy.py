@@ -16,6 +16,7 @@ from emulator.core.cost import CostModel, cost_model, kv_block_capacity
 from emulator.core.errors import CapacityError, ConfigError
 from emulator.core.hardware import Catalog, Model
 from emulator.core.pacing import payload_bits_per_s
+from emulator.core.roles import sends_kv, takes_in_kv
 from emulator.core.roofline import kv_shards, reshard_s_per_byte
 from emulator.core.specs import (
     KV_ELEMENT_BYTES,
@@ -191,11 +192,28 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         return self.router.first_token if self.router.disaggregated else None
 
     @property
+    def serves_alone(self) -> bool:
+        """Whether a node may prefill and decode a request all by itself, though others would take its KV."""
+        both_ways = self.router.role_switching is not None or any(node.role == "mixed" for node in self.nodes)
+        return self.router.disaggregated and (both_ways or self.router.conditional is not None)
+
+    @property
     def kv_pairs(self) -> tuple[tuple[str, str], ...]:
-        """Every (prefill, decode) pair of nodes between which KV crosses the network."""
-        senders = [node.name for node in self.nodes if node.role == "prefill"]
-        receivers = [node.name for node in self.nodes if node.role == "decode"]
-        return tuple((sender, receiver) for sender in senders for receiver in receivers)
+        """Every (sender, receiver) pair of nodes between which KV may cross the network."""
+        switching = self.router.role_switching is not None
+        senders = [node.name for node in self.nodes if sends_kv(node.role, switching=switching)]
+        receivers = [node.name for node in self.nodes if takes_in_kv(node.role, switching=switching)]
+        return tuple((sender, receiver) for sender in senders for receiver in receivers if sender != receiver)
+
+    @property
+    def kv_senders(self) -> tuple[str, ...]:
+        """Nodes that KV may leave: they prefill, be it to help out, and another one decodes."""
+        return tuple(dict.fromkeys(sender for sender, _ in self.kv_pairs))
+
+    @property
+    def kv_receivers(self) -> tuple[str, ...]:
+        """Nodes that may take KV in: they decode, be it to help out, and another one prefills."""
+        return tuple(dict.fromkeys(receiver for _, receiver in self.kv_pairs))
 
     def message_s(self, source: str, destination: str, nbytes: int) -> float:
         """What a message of so many model bytes costs before its first byte is on the wire, model seconds."""
@@ -312,16 +330,23 @@ def _links(topology: Topology, deployment: Deployment) -> list[LinkSpec | None]:
     network = topology.kv_network
     if not deployment.disaggregated or network is None:
         return [None]
-    fixed = all(
-        (pool.kv_egress if pool.role == "prefill" else pool.kv_ingress) is not None for pool in deployment.pools
-    )
-    if fixed and len(network.bandwidth) > 1:
+    if _all_nics_are_own(deployment) and len(network.bandwidth) > 1:
         raise ConfigError(
             f"{topology.name}, deployment {deployment.name}: every pool has a NIC of its own, so the "
             f"{len(network.bandwidth)} bandwidths of kv_network would make equal runs; give one bandwidth, or leave "
-            "kv_egress of the prefill pool or kv_ingress of the decode pool out"
+            "kv_egress of a pool that sends KV or kv_ingress of one that takes it in out"
         )
     return [_link(deployment, network, float(bandwidth)) for bandwidth in network.bandwidth]
+
+
+def _all_nics_are_own(deployment: Deployment) -> bool:
+    """Whether each pool says itself what it sends and takes in, so that the network's bandwidth says nothing."""
+    switching = deployment.role_switching is not None
+    return all(
+        (pool.kv_egress is not None or not sends_kv(pool.role, switching=switching))
+        and (pool.kv_ingress is not None or not takes_in_kv(pool.role, switching=switching))
+        for pool in deployment.pools
+    )
 
 
 def _link(deployment: Deployment, network: KvNetwork, bandwidth_bps: float) -> LinkSpec:

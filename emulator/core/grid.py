@@ -220,6 +220,7 @@ def run_row(point: Point, run: RunSpec, summary: RunSummary) -> Row:
         "gpus": summary.gpus,
         "prefill_nodes": roles.count("prefill"),
         "decode_nodes": roles.count("decode"),
+        "mixed_nodes": roles.count("mixed"),
         "colocated_nodes": roles.count("colocated"),
         "requests": summary.requests,
         "completed": summary.completed,
@@ -241,6 +242,7 @@ def run_row(point: Point, run: RunSpec, summary: RunSummary) -> Row:
     row |= {
         "kv_bytes": summary.kv.bytes,
         "kv_transfers": summary.kv.transfers,
+        "local_prefills": summary.kv.local_prefills,
         "kv_transfer_ms_p50": summary.kv.transfer_ms.p50,
         "kv_transfer_ms_p99": summary.kv.transfer_ms.p99,
         "kv_achieved_bps": summary.kv.achieved_bps,

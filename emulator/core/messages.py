@@ -60,7 +60,7 @@ class Abort(Message, frozen=True):
 
 
 class Generate(Message, frozen=True):
-    """To a colocated node, or a prefill node where no more than the first token is wanted: serve this request."""
+    """To a node that is to serve this request all by itself: compute the prompt, and decode."""
 
     request_id: str
     prompt_tokens: int

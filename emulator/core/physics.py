@@ -250,8 +250,7 @@ class _Needed:
 
 
 def _needed(run: RunSpec, records: Sequence[Record]) -> _Needed:
-    """The first token is made by prefill, unless the decode node recomputes the prompt's last one."""
-    by_prefill = 0 if run.first_token == "recompute" else 1
+    """The first token is made by prefill, unless a decode node that took KV in recomputes the prompt's last one."""
     index = {node.name: number for number, node in enumerate(run.nodes)}
     prompts, decodes = np.zeros((2, len(run.nodes)), dtype=np.int64)
     shortest = np.full(len(run.nodes), np.iinfo(np.int64).max)
@@ -265,9 +264,11 @@ def _needed(run: RunSpec, records: Sequence[Record]) -> _Needed:
             homeless.append(f"{record.request_id} completed on {record.prefill_node} and {record.decode_node}")
             continue
         prompts[prefill] += record.prompt_tokens
+        by_prefill = 0 if run.first_token == "recompute" and prefill != decode else 1
         if prefilled_anew(run, record):
             moved_prompts += record.kv_bytes_again // run.nodes[decode].kv_bytes_per_token
-            moved_decodes += record.output_tokens - by_prefill * (1 + record.preemptions)
+            fewest = 0 if by_prefill == 0 and not run.serves_alone else 1 + record.preemptions
+            moved_decodes += record.output_tokens - fewest
         else:
             decodes[decode] += record.output_tokens - by_prefill
             shortest[decode] = min(shortest[decode], record.prompt_tokens)
@@ -287,7 +288,9 @@ def _conservation(run: RunSpec, records: Sequence[Record], table: _Steps, *, sim
     surplus, missing = computed - needed.prompts, needed.decodes - decoded
     recomputed = np.minimum(np.maximum(surplus, 0) // (needed.shortest + 1), needed.decodes)
     recomputed[needed.shortest == np.iinfo(np.int64).max] = 0
-    everything = all(record.outcome == "completed" for record in records)
+    everything = all(record.outcome == "completed" for record in records) and not (
+        run.serves_alone and needed.moved_decodes  # who was prefilled anew by itself, with a token more, is not told
+    )
     broken = []
     complete = True
     for number, node in enumerate(run.nodes):

@@ -83,16 +83,18 @@ def _sizes(run: RunSpec, records: Iterable[Record]) -> list[str]:
 def _may_move_again(run: RunSpec, record: Record, per_token: int) -> bool:
     """Whether so many bytes may have been moved again: every time a prompt that is longer by a token at least.
 
-    The last time there may be none, where the prefill node streams a token that is all that is left.
+    The last time there may be none, where the prefill node streams a token that is all that is left, and at any time
+    where a node may do all by itself.
     """
     if not prefilled_anew(run, record):
         return record.kv_bytes_again == 0
     tokens, odd = divmod(record.kv_bytes_again, per_token)
     times = record.preemptions
-    counts = (times - 1, times) if run.first_token == "prefill" else (times,)
+    fewest = 0 if run.serves_alone else times - (run.first_token == "prefill")
     longest = record.prompt_tokens + record.output_tokens - 1
     return odd == 0 and any(
-        n * record.prompt_tokens + n * (n + 1) // 2 <= tokens <= n * longest - n * (n - 1) // 2 for n in counts
+        n * record.prompt_tokens + n * (n + 1) // 2 <= tokens <= n * longest - n * (n - 1) // 2
+        for n in range(fewest, times + 1)
     )
 
 

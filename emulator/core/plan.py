@@ -242,7 +242,7 @@ def _cause(run: RunSpec, metric: Metric | None, records: Sequence[Record], busy:
             "decode": waited["decode"],
         }
         return max(waits, key=lambda name: waits[name])
-    return "prefill" if busy["prefill"] >= busy["decode"] else "decode"
+    return "prefill" if busy.get("prefill", 0.0) >= busy.get("decode", 0.0) else "decode"
 
 
 # --- the recommendation ---------------------------------------------------------------------------------------

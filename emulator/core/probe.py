@@ -1,4 +1,4 @@
-"""Proving the KV links before a run: every prefill→decode pair sends bytes and pings, and must be what was asked for.
+"""Proving the KV links before a run: each pair that KV may cross sends bytes and pings, and must be what was asked for.
 
 Pairs go one after the other, so that each is measured alone. What is measured is held against the payload rate and the
 delay of the topology. A probe is short, and one hiccup of the machine spoils it, so a pair may try three times; one
@@ -108,7 +108,7 @@ class Prober:
 
     @classmethod
     def of(cls, run: RunSpec) -> Prober:
-        """For every prefill→decode pair of a run; none when no KV crosses a network."""
+        """For every pair of a run that KV may cross; none when no KV crosses a network."""
         return cls(run, run.kv_pairs if run.link is not None else ())
 
     @property

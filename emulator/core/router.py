@@ -9,6 +9,9 @@ decode node.
 With `preemption = "prefill"` a decode node gives up what it has no memory for any more: the request starts anew, with
 all its tokens so far as the prompt, and its stream goes on.
 
+One node serves a request alone, and no KV moves, where `conditional` says so, where both choices fall on one node, and
+where the KV could not move between them (see `core.placement`): then the decode node prefills as well.
+
 A node knows a request by an id of its own for each attempt, so that what a lost attempt still says can never be taken
 for the present one.
 """
@@ -41,9 +44,8 @@ from emulator.core.messages import (
     ToRouter,
     Welcome,
 )
-from emulator.core.placement import ATTEMPT, Node, Placement, Request
+from emulator.core.placement import ATTEMPT, Node, Phase, Placement, Request
 from emulator.core.records import RequestTimes
-from emulator.core.specs import Role
 
 MAX_ATTEMPTS = 3
 
@@ -53,7 +55,7 @@ class Router:
 
     def __init__(self, spec: RouterSpec) -> None:
         self._spec = spec
-        self._nodes = Placement(spec.routing)
+        self._nodes = Placement(spec.routing, spec.role_switching)
         self._clients: set[str] = set()
         self._requests: dict[str, Request] = {}
         self._attempts: dict[str, Request] = {}
@@ -97,7 +99,7 @@ class Router:
         for request in list(self._requests.values()):
             if request.client == peer:
                 sends += self._end(request, "aborted", "", tell_client=False)
-            elif node is not None and node in (request.prefill, request.decode):
+            elif node is not None and node in request.nodes:
                 sends += self._retry(request, f"node {peer} was lost")
         return sends
 
@@ -147,38 +149,62 @@ class Router:
     def _dispatch(self, request: Request) -> list[Send]:
         """Give a request to the nodes that are asked first."""
         request.begin_attempt()
-        if (role := self._generating_role(request)) is not None:
-            return self._generate(request, role)
+        if (phase := self._served_alone(request)) is not None:
+            return self._generate(request, phase)
         recomputes = self._spec.preemption == "recompute"
-        prefill = self._nodes.pick("prefill", request.prompt_tokens if recomputes else request.total_tokens)
+        prefill = self._nodes.pick_prefill(request, request.prompt_tokens if recomputes else request.total_tokens)
         if prefill is None:
             return self._end(request, "error", "no prefill node is left")
-        reserve: list[Send] = []
-        if self._spec.admission != "prefill_first":
-            decode = self._nodes.pick("decode", request.total_tokens)
-            if decode is None:
-                return self._end(request, "error", "no decode node is left")
-            self._nodes.give_decode(request, decode)
-            reserve = [handover.reserve(self._spec, request, prefill, decode)]
-        self._attempts[request.attempt_id] = request
-        self._nodes.give_prefill(request, prefill)
-        return [*reserve, handover.prefill(self._spec, request, prefill)]
+        if self._queue_is_long(prefill):
+            return self._generate(request, "decode")
+        if self._spec.admission == "prefill_first" and not self._nodes.both_ways:
+            return self._hand_over(request, prefill, None)
+        decode = self._nodes.pick_decode(request.total_tokens, prefill)
+        if decode is not None and self._nodes.may_move(prefill, decode):
+            return self._hand_over(request, prefill, decode)
+        return self._generate_on(request, decode, "decode")
 
-    def _generating_role(self, request: Request) -> Role | None:
-        """The role of the node that serves a request all by itself; None where two do."""
+    def _served_alone(self, request: Request) -> Phase | None:
+        """As what a node is picked that serves a request all by itself, whatever else is to do; None where two may."""
         if not self._spec.disaggregated:
             return "colocated"
-        return "prefill" if self._spec.first_token == "prefill" and request.max_tokens == 1 else None
+        if self._spec.first_token == "prefill" and request.max_tokens == 1:
+            return "prefill"
+        conditional = self._spec.conditional
+        threshold = conditional.eff_isl_threshold if conditional is not None else None
+        return "decode" if threshold is not None and request.prompt_tokens <= threshold else None
 
-    def _generate(self, request: Request, role: Role) -> list[Send]:
-        node = self._nodes.pick(role, request.total_tokens)
+    def _queue_is_long(self, prefill: Node) -> bool:
+        """Whether a prompt had better not wait at this node."""
+        conditional = self._spec.conditional
+        most = conditional.max_prefill_queue_size if conditional is not None else None
+        return most is not None and prefill.prefilling > most
+
+    def _generate(self, request: Request, phase: Phase) -> list[Send]:
+        return self._generate_on(request, self._nodes.pick(phase, request.total_tokens), phase)
+
+    def _generate_on(self, request: Request, node: Node | None, phase: Phase) -> list[Send]:
+        """Have one node serve a request all by itself."""
         if node is None:
-            which = "" if role == "colocated" else f"{role} "
+            which = "" if phase == "colocated" else f"{phase} "
             return self._end(request, "error", f"no {which}node is left")
         self._attempts[request.attempt_id] = request
         self._nodes.give_prefill(request, node)
         self._nodes.give_decode(request, node)
         return [Send(node.name, Generate(request.attempt_id, request.prompt_tokens, request.max_tokens))]
+
+    def _hand_over(self, request: Request, prefill: Node, decode: Node | None) -> list[Send]:
+        """Have one node compute a request's prompt, and another one decode: this, unless that is chosen later."""
+        self._attempts[request.attempt_id] = request
+        request.moves = True
+        self._nodes.give_prefill(request, prefill)
+        reserve: list[Send] = []
+        if self._spec.admission == "prefill_first":
+            self._nodes.pledge(request, decode)
+        elif decode is not None:
+            self._nodes.give_decode(request, decode)
+            reserve = [handover.reserve(self._spec, request, prefill, decode)]
+        return [*reserve, handover.prefill(self._spec, request, prefill)]
 
     # --- nodes ------------------------------------------------------------------------------------------------
 
@@ -226,7 +252,7 @@ class Router:
         sends = self._first_token(request)
         if request.decode is not None or request.prefill is None:
             return sends + handover.computed(self._spec, request)
-        decode = self._nodes.pick("decode", request.total_tokens)
+        decode = self._nodes.pick_receiver(request)
         if decode is None:
             return sends + self._end(request, "error", "no decode node is left")
         self._nodes.give_decode(request, decode)

@@ -215,13 +215,15 @@ class Pool(Spec, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.role == "colocated" and (self.kv_egress is not None or self.kv_ingress is not None):
-            raise ValueError("kv_egress and kv_ingress are for prefill and decode pools; no KV leaves a colocated one")
+            raise ValueError(
+                "kv_egress and kv_ingress are for prefill, decode and mixed pools; no KV leaves a colocated one"
+            )
         if self.role not in ("prefill", "mixed") and self.max_held_kv is not None:
             raise ValueError(
                 f"max_held_kv is for prefill and mixed pools, whose KV others fetch; a {self.role} pool holds none"
             )
         if self.policy == "prefill_first" and self.role != "colocated":
-            raise ValueError("policy prefill_first is for colocated pools; a prefill or decode pool uses chunked")
+            raise ValueError("policy prefill_first is for colocated pools; prefill, decode and mixed ones use chunked")
 
 
 class Conditional(Spec, frozen=True, kw_only=True):
@@ -243,8 +245,8 @@ class RoleSwitching(Spec, frozen=True, kw_only=True):
     """When nodes of one pool help the other out, and do both until that is done (Splitwise's mixed pool).
 
     Decode nodes take prompts while more than `max_queued_prompt_tokens` are queued at every other node that may;
-    prefill nodes take KV and decode while every other node that may has more than `max_kv_usage` of its memory given
-    away.
+    prefill nodes take KV and decode while every other node that may would have given away more than `max_kv_usage` of
+    its memory with the request.
     """
 
     max_queued_prompt_tokens: PositiveInt
@@ -281,12 +283,7 @@ class Deployment(Spec, frozen=True, kw_only=True):
     routing: Routing = "least_loaded"
 
     def __post_init__(self) -> None:
-        roles = {pool.role for pool in self.pools}
-        if roles not in ({"colocated"}, {"prefill", "decode"}):
-            raise ValueError(
-                f"pools of {' and '.join(sorted(roles))}: a deployment is colocated pools alone, "
-                "or prefill and decode pools together"
-            )
+        self._check_roles({pool.role for pool in self.pools})
         if not self.disaggregated and (self.first_token != "handoff" or self.admission != "dispatch"):
             raise ValueError("first_token and admission are for prefill and decode pools; colocated ones need neither")
         if not self.disaggregated and (self.transfer_mode != "push" or self.preemption != "recompute"):
@@ -308,16 +305,33 @@ class Deployment(Spec, frozen=True, kw_only=True):
                 "message_overhead, max_transfers_in_flight and transfer_order are for prefill and decode pools; "
                 "no KV leaves colocated ones"
             )
+        if not self.disaggregated and (self.conditional is not None or self.role_switching is not None):
+            raise ValueError(
+                "conditional and role_switching are for prefill and decode pools; colocated nodes do both anyway"
+            )
         if self.admission == "prefill_first" and self.overlap != "none":
             raise ValueError(
                 'admission = "prefill_first" asks for decode memory when the prefill is done, so no KV can leave '
                 f'before: use overlap = "none", not "{self.overlap}"'
             )
 
+    def _check_roles(self, roles: set[Role]) -> None:
+        """Some nodes must prefill, and others decode."""
+        nodes = sum(pool.nodes for pool in self.pools)
+        both = all(roles & {role, "mixed"} for role in ("prefill", "decode"))
+        if roles != {"colocated"} and ("colocated" in roles or not both or nodes < 2):
+            what = "one mixed node" if roles == {"mixed"} else f"pools of {' and '.join(sorted(roles))}"
+            raise ValueError(
+                f"{what}: a deployment is colocated pools alone, prefill and decode pools together, "
+                "or mixed pools (of 2 nodes or more) with or without these"
+            )
+        if self.role_switching is not None and roles == {"mixed"}:
+            raise ValueError("role_switching is for prefill and decode pools; mixed nodes do both anyway")
+
     @property
     def disaggregated(self) -> bool:
         """Whether KV crosses the network."""
-        return any(pool.role == "prefill" for pool in self.pools)
+        return any(pool.role != "colocated" for pool in self.pools)
 
     @property
     def gpus(self) -> int:

@@ -68,7 +68,8 @@ class KvSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     had lost their memory; the rest is of first hand-overs. `transfer_ms` is from the first byte on the wire to the last
     one counted. `achieved_bps` is payload bits over the time in which at least one transfer was under way, the times of
     the decode nodes added up: the mean rate of a decode node while it receives. TCP segments sent again and packets
-    dropped are those of all nodes during the run, null where the kernel does not shape.
+    dropped are those of all nodes during the run, null where the kernel does not shape. `local_prefills` are completed
+    requests whose KV stayed where it was: one node prefilled and decoded them.
     """
 
     bytes: int = 0
@@ -78,6 +79,7 @@ class KvSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     achieved_bps: float | None = None
     tcp_retransmits: int | None = None
     qdisc_drops: int | None = None
+    local_prefills: int = 0
 
 
 class Fidelity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -329,7 +331,7 @@ def summarize(
         itl_p99_ms=Distribution.of(latency["itl_p99_ms"]),
         e2el_ms=Distribution.of(latency["e2el_ms"]),
         ttft_breakdown_ms=_breakdown(measured),
-        kv=_kv_summary(records),
+        kv=_kv_summary(records, first_token),
         fidelity=fidelity or Fidelity(),
         first_token=first_token,
         preemptions=sum(record.preemptions for record in records),
@@ -348,7 +350,7 @@ def _breakdown(measured: Measurements) -> TtftBreakdown:
     return TtftBreakdown(**parts)
 
 
-def _kv_summary(records: Sequence[Record]) -> KvSummary:
+def _kv_summary(records: Sequence[Record], first_token: FirstToken | None) -> KvSummary:
     spans = [
         (r.decode_node or "", r.kv_start_s, r.kv_end_s, r.kv_bytes)
         for r in records
@@ -366,7 +368,14 @@ def _kv_summary(records: Sequence[Record]) -> KvSummary:
         transfers=len(spans),
         transfer_ms=Distribution.of(durations * _MS),
         achieved_bps=received_bits / busy_s if busy_s > 0 else None,
+        local_prefills=0 if first_token is None else sum(_is_local(r, first_token) for r in records),
     )
+
+
+def _is_local(record: Record, first_token: FirstToken) -> bool:
+    """Whether one node prefilled and decoded a request; where prefill streams all its tokens none decodes."""
+    decoded = record.max_tokens > 1 or first_token != "prefill"
+    return record.outcome == "completed" and record.prefill_node == record.decode_node and decoded
 
 
 def _union_s(spans: Sequence[tuple[float, float]]) -> float:

@@ -141,7 +141,7 @@ def to_yaml(value: Mapping[str, Any], indent: str = "") -> str:
 class ComposeLauncher:
     """Runs one `RunSpec` in containers, its files in `logs`; `on_progress` is told how far the client is.
 
-    All decode nodes together may keep the run's `host_memory_bytes` of KV.
+    All nodes that take KV in may together keep the run's `host_memory_bytes` of KV.
     """
 
     run: RunSpec

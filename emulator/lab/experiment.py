@@ -113,19 +113,19 @@ def prepare(
 
 
 def granted_memory_bytes(run: RunSpec) -> int:
-    """What all decode nodes together may keep of KV here: as the topology says, else half of the free memory."""
+    """What all nodes that decode may keep together of KV here: as the topology says, else half of the free memory."""
     return run.host_memory_bytes or psutil.virtual_memory().available // 2
 
 
 def foresee_kv_bytes(run: RunSpec, granted: int) -> int:
-    """Bytes of KV that a decode node will hold at most, as a simulation foresees; they are real memory here.
+    """Bytes of KV from elsewhere that a node will hold at most, as a simulation foresees; they are real memory here.
 
-    Refuses before the run what all decode nodes together would not be `granted` during it.
+    Refuses before the run what all nodes that decode together would not be `granted` during it.
     """
     if run.link is None:
         return 0
     expected = simulate(run).peak_retained_bytes / run.scale.bytes * RETAINED_MARGIN
-    holders = sum(node.role == "decode" for node in run.nodes)
+    holders = len(run.kv_receivers)
     if expected * holders > granted:
         scale = math.ceil(run.scale.bytes * expected * holders / granted)
         raise CapacityError(
@@ -140,7 +140,7 @@ def launcher_for(
 ) -> Launcher:
     """What runs one run of an experiment on this machine, as its conditions say."""
     kernel_shaping = experiment.shaping_of(run) == "kernel"
-    holders = sum(node.role == "decode" for node in run.nodes)
+    holders = len(run.kv_receivers)
     if experiment.launcher == "compose":
         return ComposeLauncher(
             run=msgspec.structs.replace(run, host_memory_bytes=experiment.host_memory_bytes),

@@ -81,7 +81,7 @@ class Child:
 class ProcessLauncher:
     """Runs one `RunSpec` at `site`, its files in `folder`; `on_progress` is told how far the client is.
 
-    Each decode node may keep `host_memory_bytes` of KV and is expected to keep `expected_kv_bytes`.
+    Each node that takes KV in may keep `host_memory_bytes` of it and is expected to keep `expected_kv_bytes`.
     """
 
     run: RunSpec

@@ -183,17 +183,16 @@ class Member:
 
     def serve(self, name: str, router: str, kv_address: str) -> None:
         """Be a node with an address on the KV network, until the run has ended."""
-        role = next(node.role for node in self.run.nodes if node.name == name)
         granted = granted_memory_bytes(self.run)
-        holders = sum(node.role == "decode" for node in self.run.nodes)
+        holders = self.run.kv_receivers
         task = self._joining(
             name,
             "node",
             msgspec.structs.replace(self.run, load=NO_LOAD),
             router,
             kv_address=kv_address,
-            host_memory_bytes=granted // max(1, holders),
-            expected_kv_bytes=foresee_kv_bytes(self.run, granted) if role == "decode" else 0,
+            host_memory_bytes=granted // max(1, len(holders)),
+            expected_kv_bytes=foresee_kv_bytes(self.run, granted) if name in holders else 0,
         )
         nic = EmulatedNic.of(task, leave_shaped=self.identity is not None)
         self._settle()

@@ -25,7 +25,7 @@ PING_GAP_S = 0.01
 
 
 class KvEnd:
-    """Sender, receiver or neither, by the node's role; neither where no KV crosses a network, so without `nic`.
+    """Sender, receiver or both, by what the node may do; neither where no KV crosses a network, so without `nic`.
 
     `arrived(ticket, nbytes, start_s, end_s)` is called on the loop with model bytes and model seconds, `probed` when
     a probe is complete.
@@ -61,7 +61,7 @@ class KvEnd:
         self._nic = nic
         if nic is None or run.link is None:
             return
-        if node.role == "prefill":
+        if node.name in run.kv_senders:
             self._sender = KvSender(
                 egress_bytes_per_s=nic.egress_bytes_per_s,
                 frame_bytes=nic.frame_bytes,
@@ -71,7 +71,7 @@ class KvEnd:
                 verify=run.verify_kv,
                 on_error=self._link_failed,
             )
-        if node.role == "decode":
+        if node.name in run.kv_receivers:
             self._receiver = KvReceiver(
                 f"tcp://{task.kv_address}:*",
                 ingress_bytes_per_s=nic.ingress_bytes_per_s,

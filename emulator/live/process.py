@@ -63,7 +63,7 @@ async def live(task: Assignment, tell: Callable[[Status], None], nic: EmulatedNi
         return None
     if task.kind == "node":
         spec = next(node for node in task.run.nodes if node.name == task.name)
-        if spec.role == "decode":
+        if spec.name in task.run.kv_receivers:
             warm_heap(max(task.expected_kv_bytes, 2 * MAX_BYTES))
         node = NodeProcess(task, spec, nic)
         await node.join(task.join_timeout_s)

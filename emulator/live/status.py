@@ -14,7 +14,7 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     With `netns` it moves there first; with `kernel_shaping` its NIC is shaped at the interface of `kv_address`.
 
-    A router listens on `control_address`, a decode node takes KV in on `kv_address`; addresses beyond loopback need
+    A router listens on `control_address`, a node takes KV in on `kv_address`; addresses beyond loopback need
     the router's keys, or to be `insecure` on purpose. A node may keep up to `host_memory_bytes` of received KV, and is
     expected to keep about `expected_kv_bytes`.
     """
@@ -38,7 +38,7 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class Ready(msgspec.Struct, frozen=True, tag_field="status", tag="ready"):
-    """The process is part of the cluster; a router and a decode node say where they listen."""
+    """The process is part of the cluster; a router and a node that takes KV in say where they listen."""
 
     endpoint: str = ""
 

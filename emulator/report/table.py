@@ -205,7 +205,7 @@ def folded(name: str) -> Text:
 
 
 def notes(run: RunSummary) -> list[str]:
-    """One word for each thing a reader must know before trusting a row."""
+    """One word for each thing a reader must know before trusting a row, and how much was prefilled locally."""
     found = []
     if run.saturated:
         found.append("saturated")
@@ -213,6 +213,8 @@ def notes(run: RunSummary) -> list[str]:
         found.append(f"{run.failed} failed")
     if not run.fidelity.ok:
         found.append("fidelity")
+    if run.kv.local_prefills:
+        found.append(f"{100 * run.kv.local_prefills / run.completed:.0f}% local")
     return found
 
 

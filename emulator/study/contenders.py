@@ -129,9 +129,9 @@ def _split_makes(topology: Topology) -> list[Makes]:
     """Prefill and decode pools as the topology has them, one pair for each two degrees of tensor parallelism."""
     makes: dict[tuple[int, int], Makes] = {}
     for deployment in topology.deployments:
-        if deployment.disaggregated:
-            prefill = next(pool for pool in deployment.pools if pool.role == "prefill")
-            decode = next(pool for pool in deployment.pools if pool.role == "decode")
+        prefill = next((pool for pool in deployment.pools if pool.role == "prefill"), None)
+        decode = next((pool for pool in deployment.pools if pool.role == "decode"), None)
+        if prefill is not None and decode is not None:
             makes.setdefault((prefill.tp, decode.tp), (prefill, decode))
     return list(makes.values()) or [(pool_of(topology, "prefill"), pool_of(topology, "decode"))]
 

@@ -13,6 +13,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 
+import numpy as np
+
+from emulator.core.bounds import Demand, moved_tokens
 from emulator.core.deploy import RunSpec
 from emulator.core.hardware import Catalog
 from emulator.core.search import BoundedBy, Goodput, Trial, bracket, disorder, interval, next_rate
@@ -163,14 +166,15 @@ def _concluded(runs: RatedRuns, trials: Sequence[Trial], relieved: Trial | None)
 
 
 def _carried_per_s(runs: RatedRuns, rate_per_s: float) -> float:
-    """Requests per second whose KV all NICs together carry; infinite where none crosses, or users send some."""
+    """Requests per second whose KV all NICs together carry; infinite where none has to cross, or users send some."""
     base, load = runs.base, runs.at(rate_per_s)[0].load
     if base.link is None or load.users or not load.open:
         return math.inf
-    sent = sum(base.link.nic(node.name).egress_bps for node in base.nodes if node.role == "prefill")
-    taken_in = sum(base.link.nic(node.name).ingress_bps for node in base.nodes if node.role == "decode")
-    tokens = sum(request.prompt_tokens for request in load.open) / len(load.open)
-    return min(sent, taken_in) / (8 * tokens * base.nodes[0].kv_bytes_per_token)
+    sent = sum(base.link.nic(name).egress_bps for name in base.kv_senders)
+    taken_in = sum(base.link.nic(name).ingress_bps for name in base.kv_receivers)
+    demand = Demand.of(load)
+    tokens = 0.0 if demand is None else float(np.mean(moved_tokens(base, demand)))
+    return min(sent, taken_in) / (8 * tokens * base.nodes[0].kv_bytes_per_token) if tokens else math.inf
 
 
 def _is_relief(failing: Trial, relieved: Trial) -> bool:

@@ -44,7 +44,7 @@ class Ratio:
 
     def nodes(self, role: Role) -> int:
         """Nodes of a role."""
-        return {"prefill": self.prefill, "decode": self.decode, "colocated": self.colocated}[role]
+        return {"prefill": self.prefill, "decode": self.decode, "colocated": self.colocated}.get(role, 0)
 
 
 def parse_ratio(text: str) -> Ratio:
@@ -90,9 +90,9 @@ def deployment_of(
     """The deployment of a ratio, called as it is written: nodes as those of the pools given, else of the topology's.
 
     How KV goes out, requests are routed and first tokens are sent is as in the topology's first deployment of the
-    kind. Give `prefill` and `decode` pools of different GPUs for a heterogeneous one.
+    kind without mixed nodes. Give `prefill` and `decode` pools of different GPUs for a heterogeneous one.
     """
-    patterns = [d for d in topology.deployments if d.disaggregated == ratio.disaggregated]
+    patterns = _patterns(topology, ratio)
     given = {"prefill": prefill, "decode": decode, "colocated": colocated}
     roles: tuple[Role, ...] = ("prefill", "decode") if ratio.disaggregated else ("colocated",)
     pools = tuple(
@@ -104,13 +104,23 @@ def deployment_of(
     return msgspec.structs.replace(patterns[0], name=str(ratio), pools=pools)
 
 
+def _patterns(topology: Topology, ratio: Ratio) -> list[Deployment]:
+    """The topology's deployments that have the roles of a ratio."""
+    return [
+        d
+        for d in topology.deployments
+        if d.disaggregated == ratio.disaggregated and all(pool.role != "mixed" for pool in d.pools)
+    ]
+
+
 def deployments_like(topology: Topology, ratio: Ratio) -> tuple[Deployment, ...]:
     """A ratio in every make that the topology has: one deployment for each of its own of that kind.
 
     `4C` of a topology with two colocated deployments gives `4C-` and their names; where there is only one to be
-    like, the ratio is the name. Raises ConfigError for a pattern with two pools of a role.
+    like, the ratio is the name. Those with mixed nodes are of no kind that a ratio can say. Raises ConfigError for a
+    pattern with two pools of a role.
     """
-    patterns = [d for d in topology.deployments if d.disaggregated == ratio.disaggregated]
+    patterns = _patterns(topology, ratio)
     if not patterns:
         return (deployment_of(topology, ratio),)
     made = []

@@ -10,6 +10,7 @@ from rich.console import Console
 from emulator.core.summary import CompareSummary
 from emulator.report.table import (
     breakdown_table,
+    comparison_table,
     cost_cells,
     cost_table,
     figure_text,
@@ -18,7 +19,7 @@ from emulator.report.table import (
     render,
     withheld_lines,
 )
-from tests.core.made_records import made_run
+from tests.core.made_records import made_record, made_run
 from tests.report.made_compare import SLO, made_compare, made_results
 
 
@@ -48,6 +49,15 @@ def test_the_table_says_what_to_distrust(compare: CompareSummary) -> None:
     assert "1p1d at 1Gbps: saturated, 10 of 20 requests unfinished at the drain deadline" in text
     assert "1p1d at 5Gbps: fidelity: loop lag p99 4.2 ms is above 2 ms (scale.time = 2 would do)" in text
     assert re.search(r"1Gbps +10/20 .* saturated", text)
+
+
+def test_what_was_prefilled_where_it_was_decoded_stands_beside_its_row() -> None:
+    moved, stayed = made_record("a", wire_ms=5.0), made_record("b")
+    stayed = msgspec.structs.replace(stayed, prefill_node="decode-0")
+    made = made_run([moved, moved, stayed], SLO, deployment="1p1d", kv_bandwidth_bps=1e9, first_token="handoff")
+    assert re.search(r"1p1d +1Gbps +3/3 .* 33% local", printed(comparison_table([made.summary])))
+    none = made_run([moved], SLO, deployment="1p1d", kv_bandwidth_bps=1e9, first_token="handoff")
+    assert "local" not in printed(comparison_table([none.summary]))
 
 
 def test_the_verdict_against_the_best_baseline_comes_first(compare: CompareSummary) -> None:
