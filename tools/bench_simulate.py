@@ -32,7 +32,7 @@ from emulator.core.workload import LoadPlan, PlannedRequest, plan_load
 from emulator.lab.catalog_files import load_catalog
 from emulator.lab.run_folder import RunFolder
 from emulator.lab.simulated import MODELLED, SIMULATE, simulated_result, transfer_rows
-from emulator.lab.topology_files import load_traces
+from emulator.lab.topology_files import load_trace
 
 TRACE = Path(__file__).parents[2] / "shared" / "traces" / "azure_2023_conv_first2000.csv"
 
@@ -119,8 +119,7 @@ def measure(case: Case, trace_file: str) -> Figures:
     catalog = load_catalog()
     startup_s, startup_bytes = time.process_time(), _peak_bytes()
     planned = topology(case)
-    stream = specs.Stream(name="rows", arrivals=specs.Trace(file=trace_file))
-    (trace,) = load_traces(msgspec.structs.replace(planned.workload, streams=(stream,))).values()
+    trace = load_trace(Path(trace_file), specs.TraceOptions())
     run = plan(case, planned, trace, catalog)
     with tempfile.TemporaryDirectory() as out:
         folder = RunFolder(Path(out), run, planned, launcher=SIMULATE, shaping=MODELLED)
@@ -163,7 +162,7 @@ def _row(name: str, figures: Figures) -> str:
 def main() -> int:
     """Measure and print; 1 when --check finds a bound missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--trace", type=Path, default=TRACE, help="CSV with the lengths (Azure's format)")
+    parser.add_argument("--trace", type=Path, default=TRACE, help="trace with the lengths")
     parser.add_argument("--repeat", type=int, default=3, help="the fastest of so many runs of each case counts")
     parser.add_argument("--check", action="store_true", help="exit 1 when a bound is missed")
     parser.add_argument("--case", choices=CASES, help=argparse.SUPPRESS)

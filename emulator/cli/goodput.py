@@ -14,13 +14,15 @@ from rich.console import Console
 
 from emulator.cli.display import RunDisplay, stdout
 from emulator.cli.goodput_display import SearchDisplay
-from emulator.cli.options import Traffic, read_topology
+from emulator.cli.options import TraceFlags, Traffic, read_topology, taking
+from emulator.cli.trace import tell_traces
 from emulator.core.errors import CapacityError, ConfigError
 from emulator.core.hardware import Catalog
 from emulator.core.search_summary import LivePoint, SearchSummary, goodput_advantages, slo_advantages
 from emulator.core.specs import Topology
 from emulator.core.summary import stated_first_token
 from emulator.core.trace import Trace
+from emulator.core.trace_summary import summarize_trace
 from emulator.lab import docker, unprivileged
 from emulator.lab import experiment as lab
 from emulator.lab.catalog_files import load_catalog
@@ -60,9 +62,6 @@ Rate = Annotated[
 Duration = Annotated[
     str | None, typer.Option("--duration", metavar="TIME", help="How long requests arrive; longer is stricter.")
 ]
-TraceFile = Annotated[
-    Path | None, typer.Option("--trace", metavar="FILE", help="Replay this trace instead of the topology's streams.")
-]
 Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="The first seed.")]
 Live = Annotated[bool, typer.Option("--live", help="Run the points found live too, and show both attainments.")]
 Launcher = Annotated[
@@ -79,7 +78,9 @@ def register(app: typer.Typer) -> None:
     app.command()(goodput)
 
 
+@taking(TraceFlags)
 def goodput(
+    replay: TraceFlags,
     topology: TopologyFile,
     *,
     deployment: Deployments = None,
@@ -91,7 +92,6 @@ def goodput(
     tightest: Tightest = False,
     rate: Rate = None,
     duration: Duration = None,
-    trace: TraceFile = None,
     seed: Seed = None,
     live: Live = False,
     launcher: Launcher = None,
@@ -99,12 +99,13 @@ def goodput(
     json: Json = False,
 ) -> None:
     """Find the highest rate at which enough requests of TOPOLOGY meet the SLO, by simulation."""
-    traffic = Traffic(kv_bandwidth=kv_bandwidth, rate=rate, duration=duration, trace=trace, seed=seed)
+    traffic = Traffic(kv_bandwidth=kv_bandwidth, rate=rate, duration=duration, replay=replay, seed=seed)
     options = SearchOptions(seeds=seeds, low=low, high=high, tolerance=parse_share(tolerance))
     how = _conditions(live, launcher)
     if tightest and (low is not None or high is not None):
         raise ConfigError("--low and --high: --slo-scale has one rate; give it by --rate")
     asked = _Asked.read(topology, traffic, options)
+    tell_traces(asked.traces)
     search = _slo_scale if tightest else _goodput
     found, folder = search(asked, candidates(asked.topology, deployment), out)
     _write(found, folder)
@@ -158,8 +159,8 @@ class _Asked:
 
     @classmethod
     def read(cls, path: Path, traffic: Traffic, options: SearchOptions) -> _Asked:
-        topology = read_topology(path, traffic)
-        return cls(topology, load_catalog(), load_traces(topology.workload), options)
+        topology, catalog = read_topology(path, traffic), load_catalog()
+        return cls(topology, catalog, load_traces(topology, catalog), options)
 
     def folder(self, out: Path | None) -> AbstractContextManager[Path]:
         """A new folder for the results."""
@@ -175,6 +176,7 @@ class _Asked:
             duration_s=float(self.topology.workload.duration),
             slo=self.topology.slo,
             tolerance=self.options.tolerance,
+            traces=tuple(summarize_trace(trace) for trace in self.traces.values()),
         )
 
 

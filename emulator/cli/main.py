@@ -17,9 +17,10 @@ import typer
 from rich.console import Console
 
 from emulator import __version__
-from emulator.cli import goodput, member, plan, shape, sweep, validate
+from emulator.cli import goodput, member, plan, shape, sweep, trace, validate
 from emulator.cli.display import RunDisplay, stdout
-from emulator.cli.options import Traffic, read_topology
+from emulator.cli.options import TraceFlags, Traffic, read_topology, taking
+from emulator.cli.trace import tell_traces
 from emulator.core import catalog as catalogs
 from emulator.core.errors import ConfigError, PdemuError
 from emulator.core.specs import KV_ELEMENT_BYTES, KvDtype
@@ -47,9 +48,6 @@ Bandwidths = Annotated[
 Rate = Annotated[float | None, typer.Option("--rate", metavar="N", help="Total open-loop requests per second.")]
 Duration = Annotated[
     str | None, typer.Option("--duration", metavar="TIME", help="How long requests arrive; seconds, or such as 2min.")
-]
-TraceFile = Annotated[
-    Path | None, typer.Option("--trace", metavar="FILE", help="Replay this trace instead of the topology's streams.")
 ]
 Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of all that is random.")]
 Out = Annotated[
@@ -83,13 +81,14 @@ VerifyKv = Annotated[bool, typer.Option("--verify-kv", help="Check every KV fram
 
 
 @app.command()
+@taking(TraceFlags)
 def compare(
+    replay: TraceFlags,
     topology: TopologyFile,
     *,
     kv_bandwidth: Bandwidths = None,
     rate: Rate = None,
     duration: Duration = None,
-    trace: TraceFile = None,
     seed: Seed = None,
     out: Out = None,
     json: Json = False,
@@ -101,20 +100,21 @@ def compare(
     check: Check = False,
 ) -> None:
     """Run every deployment of TOPOLOGY on the same requests; print a table and what follows from it."""
-    traffic = Traffic(kv_bandwidth=kv_bandwidth, rate=rate, duration=duration, trace=trace, seed=seed)
+    traffic = Traffic(kv_bandwidth=kv_bandwidth, rate=rate, duration=duration, replay=replay, seed=seed)
     how = lab.Conditions(launcher=launcher, shaping=shaping, verify_kv=verify_kv, force=force, check=check)
     _execute(topology, None, traffic, how, scale=scale, out=out, as_json=json)
 
 
 @app.command()
+@taking(TraceFlags)
 def run(
+    replay: TraceFlags,
     topology: TopologyFile,
     *,
     deployment: Annotated[str, typer.Option("--deployment", metavar="NAME", help="The deployment to run.")],
     kv_bandwidth: Bandwidths = None,
     rate: Rate = None,
     duration: Duration = None,
-    trace: TraceFile = None,
     seed: Seed = None,
     out: Out = None,
     json: Json = False,
@@ -125,7 +125,7 @@ def run(
     scale: Stretch = None,
 ) -> None:
     """Run one deployment of TOPOLOGY; print its table."""
-    traffic = Traffic(kv_bandwidth=kv_bandwidth, rate=rate, duration=duration, trace=trace, seed=seed)
+    traffic = Traffic(kv_bandwidth=kv_bandwidth, rate=rate, duration=duration, replay=replay, seed=seed)
     how = lab.Conditions(launcher=launcher, shaping=shaping, verify_kv=verify_kv, force=force)
     _execute(topology, [deployment], traffic, how, scale=scale, out=out, as_json=json)
 
@@ -185,6 +185,7 @@ plan.register(app)
 goodput.register(app)
 shape.register(app)
 sweep.register(app)
+trace.register(app)
 validate.register(app)
 
 
@@ -216,9 +217,10 @@ def _execute(
     if how.launcher == "simulate" and scale is not None:
         raise ConfigError(f"--scale {scale}: a simulation runs in virtual time, which is not stretched; leave it out")
     spec, catalog = read_topology(path, traffic), load_catalog()
-    traces = load_traces(spec.workload)
+    traces = load_traces(spec, catalog)
     scaled = apply_scale(spec, scale, catalog, traces, deployments)
     prepared = lab.prepare(scaled.topology, catalog, traces, how, deployments=deployments, out=out)
+    tell_traces(traces, prepared)
     if scaled.remark:
         Console(stderr=True).print(scaled.remark, highlight=False, soft_wrap=True)
     with RunDisplay(prepared.runs) as display:

@@ -7,9 +7,7 @@ finished run in a file (`--run`) was started by a launcher: it tells how it does
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import sys
-import typing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,10 +19,11 @@ import typer
 import uvloop
 
 from emulator.cli.display import RunDisplay, stdout
-from emulator.cli.options import Traffic, read_topology
+from emulator.cli.options import TraceFlags, Traffic, read_topology, taking
+from emulator.cli.trace import tell_traces
 from emulator.core.deploy import RunSpec
 from emulator.core.errors import ConfigError
-from emulator.core.specs import Topology
+from emulator.core.specs import MaxContext, TimeUnit, Topology, TraceFormat
 from emulator.lab import compose as containers
 from emulator.lab import experiment as lab
 from emulator.lab import member as members
@@ -55,6 +54,12 @@ class Planned:
     rate: Annotated[float | None, _option("--rate", metavar="N", help="Total open-loop requests per second.")] = None
     duration: Annotated[str | None, _option("--duration", metavar="TIME", help="How long requests arrive.")] = None
     trace: Annotated[Path | None, _option("--trace", metavar="FILE", help="Replay this trace.")] = None
+    trace_format: Annotated[TraceFormat | None, _option("--trace-format", help="The trace's format.")] = None
+    trace_time_unit: Annotated[TimeUnit | None, _option("--trace-time-unit", help="Unit of its times.")] = None
+    trace_sort: Annotated[bool, _option("--trace-sort", help="Sort its rows by time.")] = False
+    slice: Annotated[str | None, _option("--slice", metavar="START:END", help="Use this span of it.")] = None
+    limit: Annotated[int | None, _option("--limit", metavar="N", help="Use at most N requests of it.")] = None
+    max_context: Annotated[MaxContext | None, _option("--max-context", help="What is longer than the context.")] = None
     seed: Annotated[int | None, _option("--seed", metavar="N", help="Seed of all that is random.")] = None
     model: Annotated[str | None, _option("--model", metavar="NAME", help="A model of the catalog.")] = None
     scale: Annotated[float | None, _option("--scale", metavar="K", help="Stretch time K times.")] = None
@@ -70,7 +75,7 @@ class Planned:
             kv_bandwidth=self.kv_bandwidth,
             rate=self.rate,
             duration=self.duration,
-            trace=self.trace,
+            replay=TraceFlags(**{field.name: getattr(self, field.name) for field in dataclasses.fields(TraceFlags)}),
             seed=self.seed,
             model=self.model,
         )
@@ -80,9 +85,10 @@ class Planned:
     def plan(self) -> RunSpec:
         """The run."""
         spec = self.read()
-        traces = load_traces(spec.workload)
+        catalog = load_catalog()
+        traces = load_traces(spec, catalog)
         how = {"verify_kv": self.verify_kv, "force": self.force}
-        return members.plan_member(spec, load_catalog(), traces, self.deployment, **how)
+        return members.plan_member(spec, catalog, traces, self.deployment, **how)
 
     def environment(self) -> dict[str, str]:
         """What was given, as the environment of containers; files are theirs to name."""
@@ -152,32 +158,6 @@ def _say_ready(name: str) -> Callable[[Status], None]:
     return say
 
 
-def _taking(kind: type[Planned]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command, whose first parameter is one `kind`, that dataclass's fields as options of its own.
-
-    A parameter of the command's own stands for the field of the same name.
-    """
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-        hints = typing.get_type_hints(kind, include_extras=True)
-        fields = {
-            f.name: inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hint)
-            for f, hint in ((f, hints[f.name]) for f in dataclasses.fields(kind))
-        }
-        parameters = list({p.name: p for p in (*own, *fields.values(), *own)}.values())
-
-        def run(**given: Any) -> None:
-            command(kind(**{name: given[name] for name in fields}), **{p.name: given[p.name] for p in own})
-
-        run.__name__, run.__doc__ = command.__name__, command.__doc__
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        return run
-
-    return decorate
-
-
 # --- commands -----------------------------------------------------------------------------------------------------
 
 Router = Annotated[str, _option("--router", metavar="HOST:PORT", help="Where the router listens.")]
@@ -186,7 +166,7 @@ Stay = Annotated[
 ]
 
 
-@_taking(Joined)
+@taking(Joined)
 def router(
     options: Joined,
     *,
@@ -202,7 +182,7 @@ def router(
         members.stay()
 
 
-@_taking(Joined)
+@taking(Joined)
 def node(
     options: Joined,
     *,
@@ -231,7 +211,7 @@ def node(
         members.stay()
 
 
-@_taking(Joined)
+@taking(Joined)
 def client(
     options: Joined,
     *,
@@ -248,7 +228,7 @@ def client(
             _drive(options, router, out, as_json=json)
 
 
-@_taking(Planned)
+@taking(Planned)
 def compose(
     options: Planned,
     topology: Annotated[Path, typer.Argument(metavar="TOPOLOGY", help="Topology file (TOML).")],
@@ -291,9 +271,11 @@ def _drive(options: Joined, router: str, out: Path | None, *, as_json: bool) -> 
     run = options.plan()
     spec = options.read()
     how = lab.Conditions(launcher="compose", shaping=options.shaping, verify_kv=options.verify_kv, force=options.force)
-    traces = load_traces(spec.workload)
-    prepared = lab.prepare(spec, load_catalog(), traces, how, deployments=[run.deployment], out=out)
+    catalog = load_catalog()
+    traces = load_traces(spec, catalog)
+    prepared = lab.prepare(spec, catalog, traces, how, deployments=[run.deployment], out=out)
     prepared = dataclasses.replace(prepared, launcher="members")
+    tell_traces(traces, prepared)
     member = options.member("client", run)
     if member.identity is not None:
         member.identity.own(prepared.folder)

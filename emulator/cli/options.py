@@ -2,17 +2,130 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import math
+import typing
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
 
 import msgspec
+import typer
 
 from emulator.core import specs
 from emulator.core.errors import ConfigError
-from emulator.core.quantities import BitsPerSecond, Seconds
+from emulator.core.quantities import BitsPerSecond, Seconds, parse_span
 from emulator.core.workload import scale_rate
+from emulator.lab.catalog_files import load_catalog
 from emulator.lab.topology_files import load_topology, load_traces
+
+
+def taking(kind: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command, whose first parameter is one `kind`, that dataclass's fields as options of its own.
+
+    A parameter of the command's own stands for the field of the same name.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+        hints = typing.get_type_hints(kind, include_extras=True)
+        fields = {
+            f.name: inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hint)
+            for f, hint in ((f, hints[f.name]) for f in dataclasses.fields(kind))
+        }
+        parameters = list({p.name: p for p in (*own, *fields.values(), *own)}.values())
+
+        def run(**given: Any) -> None:
+            command(kind(**{name: given[name] for name in fields}), **{p.name: given[p.name] for p in own})
+
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return run
+
+    return decorate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceFlags:
+    """Options of a trace: which file, how it is read, and which of its requests are used; as typed."""
+
+    trace: Annotated[
+        Path | None,
+        typer.Option("--trace", metavar="FILE", help="Replay this trace instead of the topology's streams."),
+    ] = None
+    trace_format: Annotated[
+        specs.TraceFormat | None, typer.Option("--trace-format", help="The trace's format (default: as it shows).")
+    ] = None
+    trace_time_unit: Annotated[
+        specs.TimeUnit | None, typer.Option("--trace-time-unit", help="Unit of its times (default: the format's).")
+    ] = None
+    trace_sort: Annotated[
+        bool, typer.Option("--trace-sort", help="Sort its rows by time, where they are not in order.")
+    ] = False
+    slice: Annotated[
+        str | None,
+        typer.Option(
+            "--slice", metavar="START:END", help="Use this span of the trace, such as 10min:20min, 600: or :60."
+        ),
+    ] = None
+    limit: Annotated[
+        int | None, typer.Option("--limit", metavar="N", help="Use at most the first N requests of the trace.")
+    ] = None
+    max_context: Annotated[
+        specs.MaxContext | None,
+        typer.Option("--max-context", help="Requests longer than the model's context: let them fail, or change that."),
+    ] = None
+
+    def given(self) -> dict[str, Any]:
+        """What was given, by the keys that a topology has for it."""
+        if self.limit is not None and self.limit < 1:
+            raise ConfigError(f"--limit {self.limit}: must be at least 1")
+        if self.slice is not None:
+            try:
+                parse_span(self.slice)
+            except ConfigError as error:
+                raise ConfigError(f"--slice: {error}") from None
+        values = {
+            "format": self.trace_format,
+            "time_unit": self.trace_time_unit,
+            "sort": self.trace_sort or None,
+            "slice": self.slice,
+            "limit": self.limit,
+            "max_context": self.max_context,
+        }
+        return {key: value for key, value in values.items() if value is not None}
+
+    def applied(self, workload: specs.Workload, where: Path) -> specs.Workload:
+        """The workload with --trace in the place of its streams, and with the other options laid over its traces."""
+        given, streams = self.given(), workload.streams
+        if self.trace is not None:
+            streams = (specs.Stream(name="trace", arrivals=specs.Trace(file=str(self.trace))),)
+        if not given:
+            return msgspec.structs.replace(workload, streams=streams)
+        if not any(isinstance(stream.arrivals, specs.Trace) for stream in streams):
+            raise ConfigError(
+                f"{_FLAGS[next(iter(given))]}: no stream of {where} replays a trace; give one by --trace FILE"
+            )
+        streams = tuple(
+            msgspec.structs.replace(stream, arrivals=msgspec.structs.replace(stream.arrivals, **given))
+            if isinstance(stream.arrivals, specs.Trace)
+            else stream
+            for stream in streams
+        )
+        return msgspec.structs.replace(workload, streams=streams)
+
+
+_FLAGS = {
+    "format": "--trace-format",
+    "time_unit": "--trace-time-unit",
+    "sort": "--trace-sort",
+    "slice": "--slice",
+    "limit": "--limit",
+    "max_context": "--max-context",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +135,7 @@ class Traffic:
     kv_bandwidth: str | None
     rate: float | None
     duration: str | None
-    trace: Path | None
+    replay: TraceFlags
     seed: int | None
     model: str | None = None
 
@@ -38,20 +151,18 @@ def read_topology(path: Path, traffic: Traffic) -> specs.Topology:
         if traffic.seed < 0:
             raise ConfigError(f"--seed {traffic.seed}: must be 0 or more")
         changes["seed"] = traffic.seed
-    if traffic.trace is not None:
-        changes["streams"] = (specs.Stream(name="trace", arrivals=specs.Trace(file=str(traffic.trace))),)
-    workload = msgspec.structs.replace(workload, **changes)
+    workload = traffic.replay.applied(msgspec.structs.replace(workload, **changes), path)
+    topology = msgspec.structs.replace(topology, model=traffic.model or topology.model, workload=workload)
     if traffic.rate is not None:
         if not 0 < traffic.rate < math.inf:
             raise ConfigError(f"--rate {traffic.rate:g}: must be above 0 requests per second, and finite")
-        workload = scale_rate(workload, traffic.rate, load_traces(workload))
+        workload = scale_rate(workload, traffic.rate, load_traces(topology, load_catalog()))
     network = topology.kv_network
     if traffic.kv_bandwidth is not None:
         if network is None:
             raise ConfigError(f"--kv-bandwidth: {path} has no [kv_network], so no KV crosses a network in it")
         network = msgspec.structs.replace(network, bandwidth=_bandwidths(traffic.kv_bandwidth))
-    model = traffic.model or topology.model
-    return msgspec.structs.replace(topology, model=model, workload=workload, kv_network=network)
+    return msgspec.structs.replace(topology, workload=workload, kv_network=network)
 
 
 def _bandwidths(text: str) -> tuple[BitsPerSecond, ...]:

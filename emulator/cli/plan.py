@@ -10,7 +10,8 @@ import typer
 from rich.console import Console
 
 from emulator.cli.display import stdout
-from emulator.cli.options import Traffic, read_topology
+from emulator.cli.options import TraceFlags, Traffic, read_topology, taking
+from emulator.cli.trace import tell_traces
 from emulator.core.errors import ConfigError
 from emulator.core.plan import Objective
 from emulator.core.search import Goodput
@@ -27,7 +28,9 @@ def register(app: typer.Typer) -> None:
     app.command()(plan)
 
 
+@taking(TraceFlags)
 def plan(
+    replay: TraceFlags,
     topology: Annotated[Path, typer.Argument(metavar="TOPOLOGY", help="Topology file (TOML).")],
     *,
     gpus: Annotated[int, typer.Option("--gpus", metavar="N", help="GPUs in all.")],
@@ -45,10 +48,6 @@ def plan(
     seeds: Annotated[int, typer.Option("--seeds", metavar="N", help="Runs of each rate near the best.")] = 3,
     duration: Annotated[
         str | None, typer.Option("--duration", metavar="TIME", help="How long requests arrive; longer is stricter.")
-    ] = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option("--trace", metavar="FILE", help="Replay this trace instead of the topology's streams."),
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="The first seed.")] = None,
     top: Annotated[int, typer.Option("--top", metavar="K", help="Rows of the ranking to print.")] = 10,
@@ -69,12 +68,14 @@ def plan(
         raise ConfigError(f"--kv-bandwidth {kv_bandwidth}: a plan is for one bandwidth; give one")
     if top < 1:
         raise ConfigError(f"--top {top}: must be at least 1")
-    traffic = Traffic(kv_bandwidth=kv_bandwidth, rate=None, duration=duration, trace=trace, seed=seed)
+    traffic = Traffic(kv_bandwidth=kv_bandwidth, rate=None, duration=duration, replay=replay, seed=seed)
     spec = read_topology(topology, traffic)
     options = PlanOptions(gpus=gpus, gpu_types=_types(gpu_types), objective=objective, seeds=seeds)
-    catalog, traces = load_catalog(), load_traces(spec.workload)
+    catalog = load_catalog()
+    traces = load_traces(spec, catalog)
     progress = Console(stderr=True, highlight=False)
     prepared = prepare(spec, catalog, traces, options)
+    tell_traces(traces)
     progress.print(f"{len(prepared.fits)} deployments of {gpus} GPUs", soft_wrap=True)
 
     def tell(deployment: str, round_name: Round, found: Goodput) -> None:

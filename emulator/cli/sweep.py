@@ -12,8 +12,9 @@ import typer
 from rich.console import Console
 
 from emulator.cli.display import RunDisplay, stdout
-from emulator.cli.options import Traffic, read_topology
+from emulator.cli.options import TraceFlags, Traffic, read_topology, taking
 from emulator.cli.sweep_display import PointsDisplay
+from emulator.cli.trace import tell_traces
 from emulator.core.break_even import Tried
 from emulator.core.errors import ConfigError
 from emulator.core.grid import Axes, PointResult, outcome_row
@@ -39,9 +40,6 @@ TopologyFile = Annotated[Path, typer.Argument(metavar="TOPOLOGY", help="Topology
 Duration = Annotated[
     str | None, typer.Option("--duration", metavar="TIME", help="How long requests arrive; seconds, or such as 2min.")
 ]
-TraceFile = Annotated[
-    Path | None, typer.Option("--trace", metavar="FILE", help="Replay this trace instead of the topology's streams.")
-]
 Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="The first seed (default: the topology's).")]
 Seeds = Annotated[int, typer.Option("--seeds", metavar="N", help="Run everything under N seeds, from the first on.")]
 Workers = Annotated[
@@ -56,7 +54,9 @@ def register(app: typer.Typer) -> None:
     app.command("break-even")(break_even)
 
 
+@taking(TraceFlags)
 def sweep(
+    replay: TraceFlags,
     topology: TopologyFile,
     *,
     kv_bandwidth: Annotated[
@@ -80,7 +80,6 @@ def sweep(
         typer.Option("--deployment", metavar="NAME", help="Only this deployment of TOPOLOGY; may be repeated."),
     ] = None,
     duration: Duration = None,
-    trace: TraceFile = None,
     seed: Seed = None,
     seeds: Seeds = 1,
     out: Annotated[
@@ -91,8 +90,9 @@ def sweep(
     json: Json = False,
 ) -> None:
     """Simulate every deployment at every point of a grid; print maps of where a split helps, write tidy tables."""
-    traffic = Traffic(kv_bandwidth=None, rate=None, duration=duration, trace=trace, seed=seed)
-    spec = read_topology(topology, traffic)
+    traffic = Traffic(kv_bandwidth=None, rate=None, duration=duration, replay=replay, seed=seed)
+    spec, catalog = read_topology(topology, traffic), load_catalog()
+    traces = load_traces(spec, catalog)
     axes = Axes(
         kv_bandwidth_bps=_listed("--kv-bandwidth", kv_bandwidth, _bandwidth),
         rate_per_s=_listed("--rate", rate, _rate),
@@ -106,13 +106,14 @@ def sweep(
     _check_workers(workers)
     planned = plan_sweep(
         spec,
-        load_catalog(),
-        load_traces(spec.workload),
+        catalog,
+        traces,
         axes,
         deployments=deployment or (),
         ratios=ratios,
         seeds=seeds,
     )
+    tell_traces(traces)
     with SweepFolder.open(out, spec.name, planned.identity()) as folder:
         results = _perform(planned, folder, workers)
     if json:
@@ -167,7 +168,9 @@ def _document(planned: Sweep, folder: Path, results: list[PointResult]) -> dict[
     }
 
 
+@taking(TraceFlags)
 def break_even(
+    replay: TraceFlags,
     topology: TopologyFile,
     *,
     deployment: Annotated[
@@ -191,7 +194,6 @@ def break_even(
         float | None, typer.Option("--rate", metavar="N", help="Total open-loop requests per second.")
     ] = None,
     duration: Duration = None,
-    trace: TraceFile = None,
     seed: Seed = None,
     seeds: Seeds = 3,
     live: Annotated[
@@ -212,9 +214,9 @@ def break_even(
 ) -> None:
     """Find the bandwidths between which a split turns from hurting to helping, against every baseline."""
     _check_live(live, launcher, shaping, scale)
-    traffic = Traffic(kv_bandwidth=None, rate=rate, duration=duration, trace=trace, seed=seed)
+    traffic = Traffic(kv_bandwidth=None, rate=rate, duration=duration, replay=replay, seed=seed)
     spec, catalog = read_topology(topology, traffic), load_catalog()
-    traces = load_traces(spec.workload)
+    traces = load_traces(spec, catalog)
     _check_workers(workers)
     budgets = _listed("--chunk-budgets", chunk_budgets, _tokens)
     options = search.SearchOptions(
@@ -228,6 +230,7 @@ def break_even(
         workers=workers,
     )
     planned = search.plan_search(spec, catalog, traces, options)
+    tell_traces(traces)
     notes = Console(stderr=True, highlight=False, soft_wrap=True)
     for remark in planned.remarks:
         notes.print(remark)

@@ -249,6 +249,11 @@ def topology_catalog(topology: Topology, catalog: Catalog) -> Catalog:
     return extend(catalog, models=topology.models, gpus=topology.gpus, profiles=topology.profiles)
 
 
+def context_tokens(topology: Topology, catalog: Catalog) -> int:
+    """Tokens that a request may have, prompt and output together."""
+    return _context_tokens(topology, find_model(topology_catalog(topology, catalog), topology.model))
+
+
 def plan_runs(
     topology: Topology,
     catalog: Catalog,
@@ -400,7 +405,7 @@ def _node(
         )
     except CapacityError as error:
         raise CapacityError(f"{topology.name}, deployment {deployment.name}, {pool.role} pool: {error}") from None
-    context_tokens = min(topology.max_model_len or model.context_tokens, model.context_tokens)
+    context_tokens = _context_tokens(topology, model)
     reserved = pool.num_reserved_decode_tokens
     return NodeSpec(
         name=name,
@@ -431,6 +436,10 @@ def _node(
         upkeep=Upkeep.of_gpus(gpu, pool.tp),
         weight_bytes=round(model.weight_bytes()),
     )
+
+
+def _context_tokens(topology: Topology, model: Model) -> int:
+    return min(topology.max_model_len or model.context_tokens, model.context_tokens)
 
 
 def _layer_groups(topology: Topology, deployment: Deployment, model: Model) -> int:

@@ -73,6 +73,24 @@ class Seconds(float):
         return _format(self, _SECONDS, ("s", "ms", "us", "ns"))
 
 
+def parse_span(text: str) -> tuple[float, float]:
+    """Read `10min:20min`, `600:1200`, `:60` or `600:` into seconds, the end after the start; else ConfigError."""
+    example = "write START:END in seconds or with a unit, such as 600:1200, 10min:20min, :60 or 600:"
+    parts = [part.strip() for part in text.split(":")]
+    if len(parts) != 2 or not any(parts):
+        raise ConfigError(f"{text!r} is not a span of time: {example}")
+    try:
+        bounds = [
+            Seconds.parse(f"{part}s" if part.replace(".", "", 1).isdecimal() else part) if part else unbounded
+            for part, unbounded in zip(parts, (Seconds(0.0), Seconds(math.inf)), strict=True)
+        ]
+    except ConfigError:
+        raise ConfigError(f"{text!r} is not a span of time: {example}") from None
+    if not bounds[0] < bounds[1]:
+        raise ConfigError(f"{text!r} is not a span of time: its end must come after its start")
+    return float(bounds[0]), float(bounds[1])
+
+
 Quantity = BitsPerSecond | Bytes | Seconds
 QUANTITIES: tuple[type[Quantity], ...] = (BitsPerSecond, Bytes, Seconds)
 

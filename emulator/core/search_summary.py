@@ -14,6 +14,7 @@ from emulator.core.search import Goodput
 from emulator.core.slo_scale import SloScale
 from emulator.core.specs import Slo
 from emulator.core.summary import Fidelity, StatedFirstToken
+from emulator.core.trace_summary import TraceSummary
 from emulator.core.upkeep import COST_BASIS
 
 AdvantageBound = Literal["at least", "at most"]
@@ -61,6 +62,7 @@ class SearchSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     `seeds` is how many runs were asked for at each rate, the first with `seed`; `duration_s` the arrival window of
     each. Either `goodput` or, with --slo-scale, `slo_scale` has a row for each deployment and KV bandwidth, and
     `advantages` has one for each row, null where there is nothing to compare. `first_token` is as in `compare`.
+    `traces` has every trace that is replayed, at its own pace.
     """
 
     topology: str
@@ -74,6 +76,7 @@ class SearchSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     slo_scale: tuple[SloScale, ...] = ()
     advantages: tuple[Advantage | None, ...] = ()
     live: tuple[LivePoint, ...] = ()
+    traces: tuple[TraceSummary, ...] = ()
     cost_basis: str = COST_BASIS
 
 

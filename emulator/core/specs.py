@@ -10,8 +10,9 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from emulator.core.errors import ConfigError
 from emulator.core.hardware import FP16_BYTES, CostName, FittedProfile, Gpu, Model
-from emulator.core.quantities import BitsPerSecond, Bytes, Seconds
+from emulator.core.quantities import BitsPerSecond, Bytes, Seconds, parse_span
 
 Role = Literal["prefill", "decode", "colocated", "mixed"]
 Policy = Literal["chunked", "prefill_first"]
@@ -26,6 +27,9 @@ Admission = Literal["dispatch", "decode_reserve_first", "prefill_first"]
 Routing = Literal["least_loaded", "round_robin"]
 RateBasis = Literal["line", "payload"]
 VerdictOutcome = Literal["helps", "hurts", "no difference"]
+TraceFormat = Literal["azure", "burstgpt", "vidur", "splitwise", "mooncake", "bailian", "ragpulse", "aibrix"]
+TimeUnit = Literal["s", "ms", "us", "ns"]
+MaxContext = Literal["fail", "drop", "truncate"]
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
@@ -109,7 +113,29 @@ class ClosedLoop(Spec, frozen=True, kw_only=True, tag_field="process", tag="clos
     ramp_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
 
-class Trace(Spec, frozen=True, kw_only=True, tag_field="process", tag="trace"):
+class TraceOptions(Spec, frozen=True, kw_only=True):
+    """How a trace file is read (null: as it shows by itself), and which of its requests are used.
+
+    `slice` is START:END in time after the first request, END excluded and either left out at will; `limit` the most
+    requests to use. What exceeds the model's context fails at the node, is left out, or is cut to fit.
+    """
+
+    format: TraceFormat | None = None
+    time_unit: TimeUnit | None = None
+    sort: bool = False
+    slice: str | None = None
+    limit: PositiveInt | None = None
+    max_context: MaxContext = "fail"
+
+    def __post_init__(self) -> None:
+        if self.slice is not None:
+            try:
+                parse_span(self.slice)
+            except ConfigError as error:
+                raise ValueError(f"slice: {error}") from None
+
+
+class Trace(TraceOptions, frozen=True, kw_only=True, tag_field="process", tag="trace"):
     """Replays a trace file: its times (rescaled when `rate_per_s` is given) and its lengths."""
 
     file: str

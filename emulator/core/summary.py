@@ -19,6 +19,7 @@ from emulator.core.kv_memory import KvMemory
 from emulator.core.metrics import Floats, Measurements, Metric
 from emulator.core.records import MemoryRecord, Record, StepRecord
 from emulator.core.specs import FirstToken, Scale, Slo, VerdictOutcome
+from emulator.core.trace_summary import ReplayedTrace
 from emulator.core.upkeep import COST_BASIS, Costs, Holdings
 
 DecidingMetric = Literal["slo_attainment", "completion", "ttft_ms", "tpot_ms", "e2el_ms", "itl_p99_ms"]
@@ -252,6 +253,7 @@ class CompareSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """The whole document that `pdemu compare --json` prints; `parity` has live against simulated, where asked for.
 
     `first_token` is that of all runs in which KV is handed over, `mixed` where each says its own, null without any.
+    `traces` has every trace that is replayed, the same in all runs.
     """
 
     topology: str
@@ -266,6 +268,7 @@ class CompareSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     withheld: tuple[Withheld, ...] = ()
     parity: tuple[RunParity, ...] = ()
     expectations: tuple[Expected, ...] = ()
+    traces: tuple[ReplayedTrace, ...] = ()
     cost_basis: str = COST_BASIS
 
 

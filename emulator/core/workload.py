@@ -90,7 +90,7 @@ class StatedLengths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def plan_load(workload: specs.Workload, traces: Mapping[str, Trace]) -> LoadPlan:
-    """Draw every request of a run; `traces` has the parsed trace of each `file` that a stream names.
+    """Draw every request of a run; `traces` has, by the stream's name, the trace of each stream that replays one.
 
     Raises ConfigError for traffic that cannot be: times at or after the end, users that would never start, a trace
     that is missing or cannot be rescaled, ids of two streams that would coincide, more than MAX_REQUESTS, or none.
@@ -130,7 +130,7 @@ def scale_rate(workload: specs.Workload, rate_per_s: float, traces: Mapping[str,
     """
     if not (math.isfinite(rate_per_s) and rate_per_s > 0):
         raise ConfigError(f"workload: a rate of {rate_per_s:g} requests per second; it must be above 0")
-    rates = {stream.name: _rate_per_s(stream, arrivals, traces) for stream, arrivals in _rated(workload)}
+    rates = _rates(workload, traces)
     if not rates:
         raise ConfigError(
             "workload: no stream has a rate to scale: at least one must be poisson, constant, gamma or trace"
@@ -146,6 +146,14 @@ def scale_rate(workload: specs.Workload, rate_per_s: float, traces: Mapping[str,
         for stream in workload.streams
     ]
     return msgspec.structs.replace(workload, streams=tuple(streams))
+
+
+def _rates(workload: specs.Workload, traces: Mapping[str, Trace]) -> dict[str, float]:
+    """The rate of each stream that has one; that of a trace without times may be any when it is the only one."""
+    rated = list(_rated(workload))
+    if len(rated) == 1 and (trace := traces.get(rated[0][0].name)) is not None and not trace.timed:
+        return {rated[0][0].name: 1.0}
+    return {stream.name: _rate_per_s(stream, arrivals, traces) for stream, arrivals in rated}
 
 
 def stated_lengths(workload: specs.Workload) -> tuple[StatedLengths, ...]:
@@ -280,9 +288,13 @@ def _replay(
     """The trace's rows at its own pace; with a rate, its first rate × duration rows, their times stretched to fit.
 
     So the rate is that of the rows that are sent, whatever the rest of the file is like. A file with fewer rows is sent
-    whole at that mean rate, and ends early.
+    whole at that mean rate, and ends early. Requests of a file without times come at random (poisson), in its order.
     """
     trace = _trace(stream, arrivals, traces)
+    if not trace.timed:
+        rate_per_s = arrivals.rate_per_s or _own_rate_per_s(stream, arrivals, traces)
+        yield from _replay_at_random(stream, trace, rate_per_s, workload)
+        return
     stretch = 1.0
     if arrivals.rate_per_s is not None:
         wanted = round(arrivals.rate_per_s * float(workload.duration))
@@ -297,14 +309,30 @@ def _replay(
         yield PlannedRequest(f"{stream.name}-{n:05d}", stream.name, time_s, row.prompt_tokens, row.output_tokens)
 
 
+def _replay_at_random(
+    stream: specs.Stream, trace: Trace, rate_per_s: float, workload: specs.Workload
+) -> Iterator[PlannedRequest]:
+    _check_count(stream, rate_per_s, float(workload.duration))
+    rng = np.random.default_rng(_seed(workload, stream.name, "arrivals"))
+    times = _random_times(stream, specs.Poisson(rate_per_s=rate_per_s), rng, float(workload.duration))
+    for n, (time_s, row) in enumerate(zip(times, trace.rows, strict=False)):
+        yield PlannedRequest(f"{stream.name}-{n:05d}", stream.name, time_s, row.prompt_tokens, row.output_tokens)
+
+
 def _trace(stream: specs.Stream, arrivals: specs.Trace, traces: Mapping[str, Trace]) -> Trace:
-    if arrivals.file not in traces:
+    if stream.name not in traces:
         raise ConfigError(f"stream {stream.name}: the trace {arrivals.file} has not been read")
-    return traces[arrivals.file]
+    return traces[stream.name]
 
 
 def _own_rate_per_s(stream: specs.Stream, arrivals: specs.Trace, traces: Mapping[str, Trace]) -> float:
-    rate_per_s = _trace(stream, arrivals, traces).rate_per_s
+    trace = _trace(stream, arrivals, traces)
+    if not trace.timed:
+        raise ConfigError(
+            f"stream {stream.name}: {arrivals.file} has lengths and no times, so it has no rate of its own: give one "
+            "by --rate (rate_per_s), and its requests come at random (poisson) in the order of the file"
+        )
+    rate_per_s = trace.rate_per_s
     if rate_per_s is None:
         raise ConfigError(
             f"stream {stream.name}: all requests of {arrivals.file} come at one instant, so it has no rate to scale: "

@@ -22,6 +22,7 @@ from emulator.core.physics import violations
 from emulator.core.specs import Scale, Topology
 from emulator.core.summary import CompareSummary, RunParity, RunResult, stated_first_token, summarize
 from emulator.core.trace import Trace
+from emulator.core.trace_summary import ReplayedTrace, replayed
 from emulator.core.workload import plan_load
 from emulator.lab.compose import ComposeLauncher
 from emulator.lab.launch import Launcher, LiveResult, ProcessLauncher
@@ -71,6 +72,7 @@ class Experiment:
     shaping: str
     folder: Path
     check: bool = False
+    traces: tuple[ReplayedTrace, ...] = ()
 
     def shaping_of(self, run: RunSpec) -> str:
         """How the links of a run are shaped; `none` where no KV crosses a network."""
@@ -109,7 +111,8 @@ def prepare(
     granted = granted_memory_bytes(runs[0])
     expected = tuple(0 if how.launcher == SIMULATE else foresee_kv_bytes(run, granted) for run in runs)
     folder = new_folder(out, topology.name)
-    return Experiment(topology, runs, granted, expected, how.launcher, shaping, folder, how.check)
+    replays = replayed(topology.workload, traces, load)
+    return Experiment(topology, runs, granted, expected, how.launcher, shaping, folder, how.check, replays)
 
 
 def granted_memory_bytes(run: RunSpec) -> int:
@@ -218,6 +221,7 @@ def summarize_experiment(
         withheld=judgement.withheld,
         parity=_parity(experiment, results) if experiment.check else (),
         expectations=expectation.check(topology.expectations, runs, judgement.verdicts),
+        traces=experiment.traces,
     )
 
 

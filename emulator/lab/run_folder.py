@@ -25,7 +25,7 @@ from emulator.core import specs, strict
 from emulator.core.deploy import RunSpec
 from emulator.core.errors import ConfigError
 from emulator.core.records import write_rows
-from emulator.core.summary import CompareSummary, RunResult, RunSummary
+from emulator.core.summary import RunResult
 from emulator.live.reports import TransferRow
 
 State = Literal["running", "complete", "broken"]
@@ -118,7 +118,7 @@ class RunFolder:
         (self.path / "manifest.json").write_bytes(pretty(self._manifest))
 
 
-def pretty(value: RunSummary | CompareSummary | dict[str, Any]) -> bytes:
+def pretty(value: msgspec.Struct | dict[str, Any]) -> bytes:
     """Indented JSON, newline at the end."""
     return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
 

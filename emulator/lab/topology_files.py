@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from emulator.core import specs, strict
+from emulator.core.deploy import context_tokens
 from emulator.core.errors import ConfigError
 from emulator.core.expectation import check_metrics
+from emulator.core.hardware import Catalog
 from emulator.core.layered import layered
-from emulator.core.trace import Trace, parse_trace
+from emulator.core.trace import Trace
+from emulator.core.trace_selection import read_trace
 
 EXTENDS = "extends"
 
@@ -22,10 +25,18 @@ def load_topology(path: Path) -> specs.Topology:
     return topology
 
 
-def load_traces(workload: specs.Workload) -> dict[str, Trace]:
-    """Every trace that the workload's streams name, by file; raises ConfigError for one that cannot be used."""
-    files = {s.arrivals.file for s in workload.streams if isinstance(s.arrivals, specs.Trace)}
-    return {file: parse_trace(_read(Path(file), "trace"), file) for file in sorted(files)}
+def load_traces(topology: specs.Topology, catalog: Catalog) -> dict[str, Trace]:
+    """The trace of every stream that replays one, by stream; raises ConfigError for one that cannot be used."""
+    return {
+        stream.name: load_trace(Path(stream.arrivals.file), stream.arrivals, context_tokens(topology, catalog))
+        for stream in topology.workload.streams
+        if isinstance(stream.arrivals, specs.Trace)
+    }
+
+
+def load_trace(path: Path, options: specs.TraceOptions, context: int | None = None) -> Trace:
+    """What the options ask for of a trace file; see `read_trace`."""
+    return read_trace(_read(path, "trace"), str(path), options, context)
 
 
 def _layers(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:

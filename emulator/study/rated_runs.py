@@ -231,7 +231,7 @@ def _reachable(workload: specs.Workload, traces: Mapping[str, Trace], own: float
     duration_s = float(workload.duration)
     limits = [(_GENERATOR_SHARE * MAX_REQUESTS / duration_s, f"a run may have {MAX_REQUESTS} requests")]
     for stream in workload.streams:
-        if isinstance(stream.arrivals, specs.Trace) and (trace := traces.get(stream.arrivals.file)) is not None:
+        if isinstance(stream.arrivals, specs.Trace) and (trace := traces.get(stream.name)) is not None:
             share = (stream.arrivals.rate_per_s or trace.rate_per_s or own) / own
             why = f"{stream.arrivals.file} has {len(trace.rows)} requests for {duration_s:g}s"
             limits.append(((len(trace.rows) - 1) / duration_s / share, why))

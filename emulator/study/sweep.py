@@ -52,7 +52,7 @@ class Sweep:
             "topology": strict.to_builtins(_without_folders(self.topology)),
             "axes": self.axes,
             "seeds": self.seeds,
-            "traces": sorted(_digest(trace) for trace in self.traces.values()),
+            "traces": sorted(_digest(msgspec.structs.replace(trace, reading=None)) for trace in self.traces.values()),
             "catalog": _digest(self.catalog),
         }
         plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(identity))  # as it is read back

@@ -37,7 +37,7 @@ def _workload(*streams: specs.Stream, duration_s: float = 20.0, seed: int = 1) -
 
 
 def _plan(*streams: specs.Stream, duration_s: float = 20.0, seed: int = 1) -> LoadPlan:
-    return plan_load(_workload(*streams, duration_s=duration_s, seed=seed), {"t.csv": TRACE})
+    return plan_load(_workload(*streams, duration_s=duration_s, seed=seed), {"replay": TRACE})
 
 
 def _times(plan: LoadPlan) -> NDArray[np.float64]:
@@ -200,14 +200,14 @@ def test_users_who_would_never_start_are_refused() -> None:
 
 
 def test_a_trace_that_was_not_read_is_refused() -> None:
-    other = specs.Stream(name="replay", arrivals=specs.Trace(file="other.csv"))
-    assert _refused(other) == "stream replay: the trace other.csv has not been read"
+    other = specs.Stream(name="other", arrivals=specs.Trace(file="other.csv"))
+    assert _refused(other) == "stream other: the trace other.csv has not been read"
 
 
 def test_a_trace_of_one_instant_cannot_be_rescaled() -> None:
     stream = msgspec.structs.replace(REPLAY, arrivals=specs.Trace(file="t.csv", rate_per_s=2))
     with pytest.raises(ConfigError, match=r"t\.csv come at one instant"):
-        plan_load(_workload(stream), {"t.csv": Trace((TraceRow(0.0, 1, 1),))})
+        plan_load(_workload(stream), {"replay": Trace((TraceRow(0.0, 1, 1),))})
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_scaling_keeps_proportions_and_leaves_what_has_no_rate() -> None:
         probe,
         users,
     )
-    traces = {"t.csv": TRACE}
+    traces = {"replay": TRACE}
     assert open_rate_per_s(workload, traces) == 6.0
     scaled = scale_rate(workload, 12.0, traces)
     assert [stream.arrivals for stream in scaled.streams] == [
@@ -293,7 +293,7 @@ def test_a_rate_holds_in_the_window_that_is_sent_however_quiet_the_file_begins()
     busy_rest = [10.0 + n / 100 for n in range(990)]
     trace = Trace(tuple(TraceRow(time_s, 100, 10) for time_s in quiet_start + busy_rest))
     stream = specs.Stream(name="trace", arrivals=specs.Trace(file="t.csv", rate_per_s=5.0))
-    plan = plan_load(_workload(stream, duration_s=4.0), {"t.csv": trace})
+    plan = plan_load(_workload(stream, duration_s=4.0), {"trace": trace})
     assert len(plan.open) == 20
     gaps = [b.scheduled_s - a.scheduled_s for a, b in itertools.pairwise(plan.open)]
     assert gaps[0] / gaps[-1] == pytest.approx(1.0 / 0.01), "the shape is kept"

@@ -117,7 +117,7 @@ def test_a_search_says_that_the_end_of_its_range_bounds_it() -> None:
 def test_a_trace_that_is_too_short_for_a_higher_rate_bounds_the_search() -> None:
     rows = tuple(TraceRow(n / 10, 100, 10) for n in range(31))
     streams = (specs.Stream(name="replay", arrivals=specs.Trace(file="made.csv")),)
-    found = goodput(small(streams=streams), CATALOG, {"made.csv": Trace(rows)}, "colocated", options=QUICK)
+    found = goodput(small(streams=streams), CATALOG, {"replay": Trace(rows)}, "colocated", options=QUICK)
     assert found.bounded_by == "load generator"
     assert found.rate_per_s == 30 / 1.5
     assert found.trials[-1].requests == 30
@@ -145,7 +145,7 @@ def test_requests_that_never_fit_the_kv_memory_bound_the_search_at_its_low_end()
         small(streams=streams), deployments=(specs.Deployment(name="colocated", pools=(pool,)),)
     )
     rows = tuple(TraceRow(n / 10, 290 if n % 5 == 0 else 50, 10) for n in range(31))
-    found = goodput(tight, CATALOG, {"made.csv": Trace(rows)}, "colocated", options=QUICK)
+    found = goodput(tight, CATALOG, {"replay": Trace(rows)}, "colocated", options=QUICK)
     assert (found.rate_per_s, found.bounded_by) == (None, "kv memory")
     assert found.trials[0].failure is not None
     assert "has room for" in found.trials[0].failure

@@ -190,11 +190,11 @@ def test_seeds_that_change_nothing_are_run_once() -> None:
     stream = Stream(name="t", arrivals=TraceArrivals(file="t.csv"))
     workload = msgspec.structs.replace(TOPOLOGY.workload, streams=(stream,))
     replayed = msgspec.structs.replace(TOPOLOGY, workload=workload)
-    sweep = plan_sweep(replayed, CATALOG, {"t.csv": Trace(rows)}, Axes(), seeds=3)
+    sweep = plan_sweep(replayed, CATALOG, {"t": Trace(rows)}, Axes(), seeds=3)
     assert sweep.seeds == (3,)
     assert "run once" in sweep.remarks[-1]
     with pytest.raises(ConfigError, match="stream t replays a trace"):
-        plan_sweep(replayed, CATALOG, {"t.csv": Trace(rows)}, Axes(prompt_tokens=(5,)))
+        plan_sweep(replayed, CATALOG, {"t": Trace(rows)}, Axes(prompt_tokens=(5,)))
 
 
 # --- the folder -----------------------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ def test_a_trace_counts_by_what_is_in_it_wherever_it_is() -> None:
         workload = msgspec.structs.replace(TOPOLOGY.workload, streams=(stream,))
         trace = Trace((TraceRow(0.0, tokens, 5), TraceRow(0.5, tokens, 5)))
         topology = msgspec.structs.replace(TOPOLOGY, workload=workload)
-        return plan_sweep(topology, CATALOG, {file: trace}, Axes()).identity()
+        return plan_sweep(topology, CATALOG, {"t": trace}, Axes()).identity()
 
     assert identity("a/t.csv", 100) == identity("b/t.csv", 100)
     assert identity("a/t.csv", 100) != identity("a/t.csv", 101)
