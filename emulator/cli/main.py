@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 
 from emulator import __version__
-from emulator.cli import goodput, member, plan, shape, sweep, trace, validate
+from emulator.cli import goodput, member, plan, profile, shape, sweep, trace, validate
 from emulator.cli.display import RunDisplay, stdout
 from emulator.cli.options import TraceFlags, Traffic, read_topology, taking
 from emulator.cli.trace import tell_traces
@@ -182,6 +182,7 @@ def gpus(json: Json = False) -> None:
 
 member.register(app)
 plan.register(app)
+profile.register(app)
 goodput.register(app)
 shape.register(app)
 sweep.register(app)

@@ -1,4 +1,4 @@
-"""`pdemu validate`: published results beside what the simulator makes of them."""
+"""`pdemu validate`: published results beside what the simulator makes of them, and step times beside the models'."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import typer
 from rich.console import Console
 
 from emulator.cli.display import stdout
-from emulator.report import validate_table
+from emulator.core.errors import ConfigError
+from emulator.report import step_times_table, validate_table
 from emulator.study.published import load_published
+from emulator.study.step_times import validate_step_times
 from emulator.study.validate import validate as run_validation
 
 
@@ -27,8 +29,20 @@ def validate(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout, and nothing else.")] = False,
     only_list: Annotated[bool, typer.Option("--list", help="List the reproductions and run none.")] = False,
     seeds: Annotated[int, typer.Option("--seeds", metavar="N", help="Runs of each rate, with one seed each.")] = 3,
+    step_times: Annotated[
+        bool, typer.Option("--step-times", help="Hold the cost models against published step times instead.")
+    ] = False,
 ) -> None:
     """Reproduce published results by simulation: published against ours, and where and why they differ."""
+    if step_times:
+        if names or only_list:
+            raise ConfigError("--step-times checks every published step time; it takes no NAME and no --list")
+        found = validate_step_times()
+        if json:
+            typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+        else:
+            stdout().print(step_times_table.render(found))
+        return
     if only_list:
         known = load_published().values()
         stdout().print(validate_table.listing((r.name, r.title, r.source) for r in known))

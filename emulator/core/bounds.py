@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emulator.core import roofline
-from emulator.core.cost import RooflineCost
+from emulator.core.cost import RooflineCost, TableCost
 from emulator.core.deploy import NodeSpec, RunSpec
 from emulator.core.hardware import FittedProfile
 from emulator.core.roles import sends_kv, takes_in_kv
@@ -230,7 +230,11 @@ def least_costs(node: NodeSpec, demand: Demand, *, mixed: bool) -> LeastCosts:
     if mixed:
         decode_step = budget
     if isinstance(node.cost, RooflineCost):
-        return _least_roofline(roofline.rates(node.cost.model, node.cost.gpu, node.cost.tp), prompt_step, decode_step)
+        cost = node.cost
+        rates = roofline.rates(cost.model, cost.gpu, cost.tp, cost.kv_element_bytes, cost.weights)
+        return _least_roofline(rates, prompt_step, decode_step)
+    if isinstance(node.cost, TableCost):
+        return _least_measured(node.cost, mixed=mixed)
     return _least_fitted(node.cost.profile, prompt_step, decode_step, mixed=mixed)
 
 
@@ -248,6 +252,19 @@ def _roofline_token_s(costs: roofline.Rates, tokens: int) -> float:
     """A token's share of a step of `tokens` tokens without attention and output head."""
     step = roofline.parts(costs, tokens=tokens, sampled=0, pairs=0.0, prefill_kv=0, decode_context=0, decode_batch=0)
     return roofline.total_s(step) / tokens
+
+
+def _least_measured(cost: TableCost, *, mixed: bool) -> LeastCosts:
+    """On straight lines the least a token takes is at one of their ends; a mixed step's first decode is free."""
+    table = cost.profile
+    per_prompt_token_ms = min(ms / size for size, ms in (*table.prefill, *cost.batched))
+    per_sequence_ms = min(ms / size for size, ms in table.decode) * cost.least_context_share
+    return LeastCosts(
+        prompt_token_s=per_prompt_token_ms / 1e3,
+        prompt_token2_s=0.0,
+        decode_token_s=0.0 if mixed else per_sequence_ms / 1e3,
+        decode_context_s=0.0,
+    )
 
 
 def _least_fitted(profile: FittedProfile, prompt_step: int, decode_step: int, *, mixed: bool) -> LeastCosts:

@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 from emulator.core import strict
 from emulator.core.errors import ConfigError
-from emulator.core.hardware import Catalog, FittedProfile, Gpu, Model
+from emulator.core.hardware import Catalog, FittedProfile, Gpu, Model, StepTable
 
 
 class _Named(Protocol):
@@ -32,7 +32,7 @@ def parse_catalog(texts: Mapping[str, str]) -> Catalog:
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(f"{where}: not valid TOML: {error}") from None
         part = strict.convert(data, Catalog, where)
-        catalog = extend(catalog, models=part.models, gpus=part.gpus, profiles=part.profiles)
+        catalog = extend(catalog, models=part.models, gpus=part.gpus, profiles=part.profiles, tables=part.tables)
     return catalog
 
 
@@ -41,12 +41,14 @@ def extend(
     models: Sequence[Model] = (),
     gpus: Sequence[Gpu] = (),
     profiles: Sequence[FittedProfile] = (),
+    tables: Sequence[StepTable] = (),
 ) -> Catalog:
     """Add entries, such as those of a topology file; raises ConfigError for a name that exists already."""
     return Catalog(
         models=_joined("model", catalog.models, models),
         gpus=_joined("gpu", catalog.gpus, gpus),
         profiles=_joined("profile", catalog.profiles, profiles),
+        tables=_joined("table", catalog.tables, tables),
     )
 
 
@@ -63,6 +65,11 @@ def find_gpu(catalog: Catalog, name: str) -> Gpu:
 def find_profile(catalog: Catalog, name: str) -> FittedProfile:
     """Find a profile by name without regard to case; raises ConfigError listing what exists."""
     return _find("profile", catalog.profiles, name)
+
+
+def find_table(catalog: Catalog, name: str) -> StepTable:
+    """Find a table by name without regard to case; raises ConfigError listing what exists."""
+    return _find("table", catalog.tables, name)
 
 
 def _joined(kind: str, known: Sequence[N], added: Iterable[N]) -> tuple[N, ...]:

@@ -1,44 +1,51 @@
 """How long a step takes and how many bytes KV has, from counts of tokens alone.
 
-Two cost models: `roofline` computes from shapes and datasheets (see `core.roofline`), `fitted` evaluates a published
-three-term profile. Both are plain data that travels to node processes as JSON, and both are asked at every step of
-simulations with thousands of runs, so they precompute and use no arrays.
+Three cost models: `roofline` computes from shapes and datasheets (see `core.roofline`), `fitted` evaluates a published
+three-term profile, `table` interpolates measured steps (see `core.table_cost`). All are plain data that travels to node
+processes as JSON, and all are asked at every step of simulations with thousands of runs, so they precompute and use no
+arrays.
 """
 
 from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 
 from emulator.core import roofline
 from emulator.core.errors import CapacityError, ConfigError
-from emulator.core.hardware import FP16_BYTES, CostName, DecodeFit, FittedProfile, Gpu, Model
+from emulator.core.hardware import (
+    FP16_BYTES,
+    CostName,
+    DecodeFit,
+    FittedProfile,
+    Gpu,
+    Model,
+    StepTable,
+    WeightsDtype,
+    weight_element_bytes,
+)
+from emulator.core.step_shape import Chunk, StepShape, mixed_ms
+from emulator.core.table_cost import StepLimits, TableCost
+
+__all__ = [
+    "Bound",
+    "Chunk",
+    "CostModel",
+    "FittedCost",
+    "RooflineCost",
+    "StepShape",
+    "TableCost",
+    "cost_model",
+    "kv_block_capacity",
+    "kv_bytes",
+    "step_limits",
+    "weight_bytes_per_gpu",
+]
 
 Bound = Literal["compute", "memory", "communication", "overhead"]
-
-MIXED_NORM = 3.5
-"""p of the p-norm that joins a fitted prefill and a fitted decode in one step: measured sweeps lie at 3 to 4."""
-
-
-class Chunk(NamedTuple):
-    """Part of a prompt: `tokens` computed in this step, `context` tokens of it computed before."""
-
-    tokens: int
-    context: int
-
-
-class StepShape(NamedTuple):
-    """What a step computes: chunks of prompts, and one token for each of `decode_batch` sequences.
-
-    `decode_context_sum` is the sum of tokens that these sequences attend to.
-    """
-
-    chunks: tuple[Chunk, ...]
-    decode_batch: int
-    decode_context_sum: int
 
 
 class RooflineCost(
@@ -53,10 +60,11 @@ class RooflineCost(
     gpu: Gpu
     tp: int
     kv_element_bytes: int = FP16_BYTES
+    weights: WeightsDtype = "fp16"
 
     @cached_property
     def _rates(self) -> roofline.Rates:
-        return roofline.rates(self.model, self.gpu, self.tp, self.kv_element_bytes)
+        return roofline.rates(self.model, self.gpu, self.tp, self.kv_element_bytes, self.weights)
 
     def _parts(self, shape: StepShape) -> roofline.Parts:
         """Count a step's tokens; the output head runs once per chunk and decode, an unfinished chunk included."""
@@ -111,6 +119,10 @@ class RooflineCost(
     def _decode_parts(self) -> dict[int, tuple[float, float, float, float]]:
         return {}
 
+    def work(self, shape: StepShape) -> tuple[float, float]:
+        """FLOPs that each GPU computes in a step, and bytes that it moves to and from its memory."""
+        return roofline.work(self.gpu, self._rates, self._parts(shape), self.weights)
+
     def bound(self, shape: StepShape) -> Bound:
         """What takes most of the step's time."""
         step = self._parts(shape)
@@ -149,7 +161,7 @@ class FittedCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         batch = shape.decode_batch
         if batch:
             fit = self._decode_fit(batch)
-            base_ms = (ms**MIXED_NORM + fit.base_ms**MIXED_NORM) ** (1 / MIXED_NORM) if shape.chunks else fit.base_ms
+            base_ms = mixed_ms(ms, fit.base_ms) if shape.chunks else fit.base_ms
             ms = base_ms + fit.per_context_token_ms * shape.decode_context_sum + fit.per_sequence_ms * batch
         return ms * 1e-3
 
@@ -180,7 +192,7 @@ class FittedCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         return max(ms, 0.0)
 
 
-CostModel = RooflineCost | FittedCost
+CostModel = RooflineCost | FittedCost | TableCost
 
 
 def cost_model(
@@ -189,19 +201,30 @@ def cost_model(
     model: Model,
     gpu: Gpu,
     tp: int,
-    profile: FittedProfile | None = None,
+    profile: FittedProfile | StepTable | None = None,
     kv_element_bytes: int = FP16_BYTES,
+    weights: WeightsDtype = "fp16",
 ) -> CostModel:
-    """Build the cost model of one pool from a topology's choices. A profile's step times are those of 16-bit KV.
+    """Build the cost model of one pool from a topology's choices. Measured step times are those of 16-bit KV.
 
-    Raises ConfigError for a profile of another model, GPU or tp, for a tp that does not divide the model's heads,
-    and for a GPU without measured efficiencies under roofline: none are assumed in silence.
+    Raises ConfigError for a profile of another model, GPU or tp, for fp8 weights where their step times are not known,
+    for a tp that does not divide the model's heads, and for a GPU without measured efficiencies under roofline: none
+    are assumed in silence.
     """
-    if cost == "fitted":
+    if cost != "roofline":
         if profile is None:
-            raise ConfigError('cost = "fitted" needs profile = "NAME"')
+            raise ConfigError(f'cost = "{cost}" needs profile = "NAME"')
         _check_profile(profile, model, gpu, tp)
-        return FittedCost(profile=profile)
+        if weights == "fp8":
+            raise ConfigError(
+                f'weights = "fp8" needs cost = "roofline": profile {profile.name} was measured with 16-bit weights'
+            )
+        return TableCost(profile=profile) if isinstance(profile, StepTable) else FittedCost(profile=profile)
+    if weights == "fp8" and gpu.fp8_dense_tflops is None:
+        raise ConfigError(
+            f'weights = "fp8": gpu {gpu.name} does not compute in fp8; use weights = "bf16", or a GPU that has '
+            "fp8_dense_tflops"
+        )
     if model.heads % tp:
         raise ConfigError(f"tp = {tp} does not divide the {model.heads} heads of {model.name}")
     missing = [name for name in ("mfu_linear", "mbu", "per_layer_overhead_us") if getattr(gpu, name) is None]
@@ -210,10 +233,15 @@ def cost_model(
             f"gpu {gpu.name} has no measured {', '.join(missing)}, which the roofline cost needs: choose a GPU that "
             'has them, give them in a [[gpus]] entry under another name, or use cost = "fitted" with a profile'
         )
-    return RooflineCost(model=model, gpu=gpu, tp=tp, kv_element_bytes=kv_element_bytes)
+    return RooflineCost(model=model, gpu=gpu, tp=tp, kv_element_bytes=kv_element_bytes, weights=weights)
 
 
-def _check_profile(profile: FittedProfile, model: Model, gpu: Gpu, tp: int) -> None:
+def step_limits(cost: CostModel) -> StepLimits:
+    """Within what a cost model knows step times: a table as far as it was measured, the others everywhere."""
+    return cost.limits if isinstance(cost, TableCost) else StepLimits()
+
+
+def _check_profile(profile: FittedProfile | StepTable, model: Model, gpu: Gpu, tp: int) -> None:
     for what, has, asked in (("model", profile.model, model.name), ("gpu", profile.gpu, gpu.name)):
         if has.casefold() != asked.casefold():
             raise ConfigError(f"profile {profile.name} is for {what} {has}, not {asked}: change {what} or the profile")
@@ -226,13 +254,20 @@ def kv_bytes(model: Model, tokens: int, bytes_per_element: int = FP16_BYTES) -> 
     return model.kv_bytes_per_token(bytes_per_element) * tokens
 
 
-def weight_bytes_per_gpu(model: Model, tp: int) -> float:
-    """Bytes of weights on each of `tp` GPUs at 2-byte precision, every expert included."""
-    return model.weight_bytes() / tp
+def weight_bytes_per_gpu(model: Model, tp: int, weights: WeightsDtype = "fp16") -> float:
+    """Bytes of weights on each of `tp` GPUs, every expert included."""
+    return model.weight_bytes(weight_element_bytes(weights)) / tp
 
 
 def kv_block_capacity(
-    model: Model, gpu: Gpu, tp: int, utilization: float, block_size: int, *, kv_element_bytes: int = FP16_BYTES
+    model: Model,
+    gpu: Gpu,
+    tp: int,
+    utilization: float,
+    block_size: int,
+    *,
+    kv_element_bytes: int = FP16_BYTES,
+    weights_dtype: WeightsDtype = "fp16",
 ) -> int:
     """Blocks of `block_size` tokens that fit beside the weights on `tp` GPUs.
 
@@ -241,7 +276,7 @@ def kv_block_capacity(
     Raises CapacityError when the weights, or a single block beside them, do not fit.
     """
     available = gpu.memory_gb * 1e9 * utilization
-    weights = weight_bytes_per_gpu(model, tp)
+    weights = weight_bytes_per_gpu(model, tp, weights_dtype)
     block = model.kv_bytes_per_token(kv_element_bytes) * block_size / roofline.kv_shards(model, tp)
     if weights <= available < weights + block:
         raise CapacityError(
@@ -252,15 +287,15 @@ def kv_block_capacity(
         raise CapacityError(
             f"{model.name} does not fit on {gpu.name} with tp = {tp}: weights need {weights / 1e9:.1f} GB a GPU, "
             f"{available / 1e9:.1f} GB are available ({gpu.memory_gb:g} GB x {utilization:g}); "
-            f"{_what_fits(model, gpu, tp, utilization)}"
+            f"{_what_fits(model, gpu, tp, utilization, weights_dtype)}"
         )
     return int((available - weights) // block)
 
 
-def _what_fits(model: Model, gpu: Gpu, tp: int, utilization: float) -> str:
-    larger = f"a GPU with more than {weight_bytes_per_gpu(model, tp) / 1e9 / utilization:.0f} GB"
+def _what_fits(model: Model, gpu: Gpu, tp: int, utilization: float, weights: WeightsDtype) -> str:
+    larger = f"a GPU with more than {weight_bytes_per_gpu(model, tp, weights) / 1e9 / utilization:.0f} GB"
     for more in (2, 4, 8, 16, 32, 64):
-        fits = weight_bytes_per_gpu(model, more) < gpu.memory_gb * 1e9 * utilization
+        fits = weight_bytes_per_gpu(model, more, weights) < gpu.memory_gb * 1e9 * utilization
         if more > tp and model.heads % more == 0 and fits:
             return f"tp = {more} or {larger} would do"
     return f"{larger} would do"

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from emulator.core.catalog import extend, find_gpu, find_model, find_profile
-from emulator.core.cost import CostModel, cost_model, kv_block_capacity
+from emulator.core.catalog import extend, find_gpu, find_model, find_profile, find_table
+from emulator.core.cost import CostModel, cost_model, kv_block_capacity, step_limits
 from emulator.core.errors import CapacityError, ConfigError
-from emulator.core.hardware import Catalog, Model
+from emulator.core.hardware import Catalog, FittedProfile, Model, StepTable, weight_element_bytes
 from emulator.core.pacing import payload_bits_per_s
 from emulator.core.roles import sends_kv, takes_in_kv
 from emulator.core.roofline import kv_shards, reshard_s_per_byte
@@ -39,7 +39,7 @@ from emulator.core.specs import (
     TransferOrder,
 )
 from emulator.core.upkeep import Holdings, Upkeep, known_sum
-from emulator.core.workload import LoadPlan, stated_lengths
+from emulator.core.workload import LoadPlan, stated_lengths, stated_shortest_prompts
 
 
 class NodeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -75,6 +75,7 @@ class NodeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     reshard_s_per_byte: float = 0.0
     upkeep: Upkeep = Upkeep()
     weight_bytes: int | None = None
+    min_prompt_tokens: int = 1
 
     def tokens_held(self, prompt_tokens: int, max_tokens: int, *, hands_over: bool) -> int:
         """For how many tokens this node must have room to serve a request; to hand its prompt over, for that alone.
@@ -246,7 +247,9 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 def topology_catalog(topology: Topology, catalog: Catalog) -> Catalog:
     """The catalog with what the topology file brings itself."""
-    return extend(catalog, models=topology.models, gpus=topology.gpus, profiles=topology.profiles)
+    return extend(
+        catalog, models=topology.models, gpus=topology.gpus, profiles=topology.profiles, tables=topology.tables
+    )
 
 
 def context_tokens(topology: Topology, catalog: Catalog) -> int:
@@ -397,26 +400,41 @@ def _node(
     topology: Topology, deployment: Deployment, pool: Pool, *, model: Model, catalog: Catalog, name: str
 ) -> NodeSpec:
     gpu = find_gpu(catalog, pool.gpu or topology.gpu)
-    profile = find_profile(catalog, topology.profile) if topology.profile is not None else None
     element_bytes = KV_ELEMENT_BYTES[deployment.kv_dtype]
+    cost = cost_model(
+        cost=topology.cost,
+        model=model,
+        gpu=gpu,
+        tp=pool.tp,
+        profile=_profile(topology, catalog),
+        kv_element_bytes=element_bytes,
+        weights=topology.weights,
+    )
+    limits = step_limits(cost)
     try:
         blocks = kv_block_capacity(
-            model, gpu, pool.tp, pool.gpu_memory_utilization, pool.block_size, kv_element_bytes=element_bytes
+            model,
+            gpu,
+            pool.tp,
+            pool.gpu_memory_utilization,
+            pool.block_size,
+            kv_element_bytes=element_bytes,
+            weights_dtype=topology.weights,
         )
     except CapacityError as error:
         raise CapacityError(f"{topology.name}, deployment {deployment.name}, {pool.role} pool: {error}") from None
-    context_tokens = _context_tokens(topology, model)
+    context_tokens = min(_context_tokens(topology, model), limits.max_tokens)
     reserved = pool.num_reserved_decode_tokens
     return NodeSpec(
         name=name,
         role=pool.role,
-        cost=cost_model(
-            cost=topology.cost, model=model, gpu=gpu, tp=pool.tp, profile=profile, kv_element_bytes=element_bytes
-        ),
+        cost=cost,
         gpus=pool.tp,
         policy=pool.policy,
-        max_num_batched_tokens=pool.max_num_batched_tokens or gpu.max_num_batched_tokens,
-        max_num_seqs=pool.max_num_seqs or gpu.max_num_seqs,
+        max_num_batched_tokens=limits.setting(
+            "max_num_batched_tokens", pool.max_num_batched_tokens, gpu.max_num_batched_tokens
+        ),
+        max_num_seqs=limits.setting("max_num_seqs", pool.max_num_seqs, gpu.max_num_seqs),
         kv_blocks=blocks,
         block_size=pool.block_size,
         kv_bytes_per_token=model.kv_bytes_per_token(element_bytes),
@@ -434,12 +452,20 @@ def _node(
         kv_shards=kv_shards(model, pool.tp),
         reshard_s_per_byte=reshard_s_per_byte(model, gpu, pool.tp),
         upkeep=Upkeep.of_gpus(gpu, pool.tp),
-        weight_bytes=round(model.weight_bytes()),
+        weight_bytes=round(model.weight_bytes(weight_element_bytes(topology.weights))),
+        min_prompt_tokens=limits.min_prompt_tokens,
     )
 
 
 def _context_tokens(topology: Topology, model: Model) -> int:
     return min(topology.max_model_len or model.context_tokens, model.context_tokens)
+
+
+def _profile(topology: Topology, catalog: Catalog) -> FittedProfile | StepTable | None:
+    if topology.profile is None:
+        return None
+    find = find_table if topology.cost == "table" else find_profile
+    return find(catalog, topology.profile)
 
 
 def _layer_groups(topology: Topology, deployment: Deployment, model: Model) -> int:
@@ -455,11 +481,19 @@ def _layer_groups(topology: Topology, deployment: Deployment, model: Model) -> i
 
 def _check_stated_lengths(topology: Topology, runs: list[RunSpec]) -> None:
     """Lengths that the file itself states must fit; drawn and traced ones are refused one by one during the run."""
+    for stream, prompt_tokens in stated_shortest_prompts(topology.workload):
+        for node in (node for run in runs for node in run.nodes):
+            if below := step_limits(node.cost).below(prompt_tokens):
+                raise ConfigError(
+                    f"{topology.name}: workload stream {stream!r}: a prompt of {prompt_tokens} tokens {below}"
+                )
     for stated in stated_lengths(topology.workload):
         where = f"{topology.name}: workload stream {stated.stream!r}: a prompt of {stated.prompt_tokens} tokens and "
         where += f"{stated.output_tokens} output tokens"
         for run in runs:
             for node in run.nodes:
+                if beyond := step_limits(node.cost).beyond(stated.total_tokens):
+                    raise ConfigError(f"{where} {beyond}")
                 if stated.total_tokens > node.max_model_len:
                     raise ConfigError(f"{where} exceed the context of {run.model}, {node.max_model_len} tokens")
                 room = node.kv_blocks * node.block_size

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Literal
 
 import msgspec
 
 FP16_BYTES = 2
 
+WeightsDtype = Literal["fp16", "bf16", "fp8"]
+"""What a model's weights are held in; fp16 and bf16 take the same memory and time."""
+
 _Count = Annotated[int, msgspec.Meta(ge=1)]
 _Positive = Annotated[float, msgspec.Meta(gt=0)]
 _NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 _Fraction = Annotated[float, msgspec.Meta(gt=0, le=1)]
+Line = Annotated[tuple[tuple[_Count, _Positive], ...], msgspec.Meta(min_length=2)]
 
 
 class MlaShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,11 +82,17 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return self.params_b * 1e9 * bytes_per_element
 
 
+def weight_element_bytes(weights: WeightsDtype) -> int:
+    """Bytes of one weight."""
+    return 1 if weights == "fp8" else FP16_BYTES
+
+
 class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A GPU's dense peak rates and memory, with the roofline efficiencies where they are known.
 
     `mfu_linear` and `mbu` are fractions of the datasheet's peak that linear layers and memory streams reach;
-    `per_layer_overhead_us` is the fixed time of a layer's kernels. 1 GB is 1e9 bytes. `link_gb_per_s_per_direction`
+    `per_layer_overhead_us` is the fixed time of a layer's kernels, `gemm_tile_tokens` the height of the tiles that
+    linear layers compute whole, in tokens, where small steps show it. 1 GB is 1e9 bytes. `link_gb_per_s_per_direction`
     is the interconnect between the GPUs of one machine (NVLink, or PCIe where there is none). The batch limits are
     vLLM's defaults for the GPU.
     """
@@ -98,6 +109,7 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     mfu_linear: _Fraction | None = None
     mbu: _Fraction | None = None
     per_layer_overhead_us: _NotNegative | None = None
+    gemm_tile_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
     efficiency_source: str | None = None
     max_num_batched_tokens: _Count = 2048
     max_num_seqs: _Count = 256
@@ -169,12 +181,42 @@ class FittedProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         )
 
 
+class StepTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Measured step times, as pairs of a size and ms in order of size, to be interpolated between them.
+
+    `prefill` by prompt tokens of one prompt, `prefill_batched` by those of several together (from where that was
+    measured on). `decode` by sequences of `decode_context` tokens each, `decode_contexts` by the context of one.
+    """
+
+    name: str
+    model: str
+    gpu: str
+    tp: _Count
+    prefill: Line
+    decode: Line
+    decode_context: _Count
+    source: str
+    prefill_batched: Line | None = None
+    decode_contexts: Line | None = None
+
+    def __post_init__(self) -> None:
+        for key in ("prefill", "prefill_batched", "decode", "decode_contexts"):
+            line = getattr(self, key)
+            if line is not None and any(after <= before for (before, _), (after, _) in pairwise(line)):
+                raise ValueError(f"{key}: sizes must rise from pair to pair")
+        if self.decode[0][0] != 1:
+            raise ValueError("decode must begin with 1 sequence")
+        if self.prefill_batched is not None and self.prefill_batched[0][0] <= self.prefill[0][0]:
+            raise ValueError("prefill_batched must begin above the first size of prefill")
+
+
 class Catalog(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Every known model, GPU and profile by name. Names are looked up without regard to case."""
+    """Every known model, GPU, profile and table by name. Names are looked up without regard to case."""
 
     models: tuple[Model, ...] = ()
     gpus: tuple[Gpu, ...] = ()
     profiles: tuple[FittedProfile, ...] = ()
+    tables: tuple[StepTable, ...] = ()
 
 
-CostName = Literal["roofline", "fitted"]
+CostName = Literal["roofline", "fitted", "table"]

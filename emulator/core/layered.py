@@ -1,7 +1,8 @@
 """Topology files on top of others: what a file `extends` is laid under what it says itself.
 
 Tables are merged key by key and what stands above replaces what stands below, but for lists of named entries
-(deployments, expectations, models, GPUs, profiles): these are joined, and an entry that two files share stands once.
+(deployments, expectations, models, GPUs, profiles, tables): these are joined, and an entry that two files share stands
+once.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-JOINED = ("deployments", "expectations", "models", "gpus", "profiles")
+JOINED = ("deployments", "expectations", "models", "gpus", "profiles", "tables")
 """Top-level lists whose entries add up."""
 
 

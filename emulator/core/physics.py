@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from emulator.core.cost import RooflineCost
 from emulator.core.deploy import NodeSpec, RunSpec
-from emulator.core.hardware import FP16_BYTES, Catalog, Gpu, Model
+from emulator.core.hardware import Catalog, Gpu, Model, weight_element_bytes
 from emulator.core.physics_link import Allowance, link_violations, prefilled_anew
 from emulator.core.physics_memory import memory_violations
 from emulator.core.records import MemoryRecord, Record, StepRecord, TimeRun
@@ -352,10 +352,12 @@ def _peaks(run: RunSpec, table: _Steps, catalog: Catalog | None) -> list[str]:
         here, decodes = table.node == number, table.decode_batch
         params, head = linear_params(model), model.vocab * model.hidden
         flops = 2 * (params * (table.prefill_tokens + decodes) + head * decodes)
-        nbytes = (params + head * (decodes > 0)) * FP16_BYTES
+        weights = node.cost.weights if isinstance(node.cost, RooflineCost) else "fp16"
+        nbytes = (params + head * (decodes > 0)) * weight_element_bytes(weights)
+        peak_tflops = (weights == "fp8" and gpu.fp8_dense_tflops) or gpu.bf16_dense_tflops
         profile = "" if isinstance(node.cost, RooflineCost) else f" by profile {node.cost.profile.name}"
         on = f" on {node.gpus} x {gpu.name}{profile}"
-        too_fast += table.where(here & (flops > gpu.bf16_dense_tflops * 1e12 * node.gpus * took_s), on=on)
+        too_fast += table.where(here & (flops > peak_tflops * 1e12 * node.gpus * took_s), on=on)
         too_wide += table.where(here & (nbytes > gpu.memory_gb_per_s * 1e9 * node.gpus * took_s), on=on)
     return _said("a step computes faster than the peak of its GPUs", too_fast) + _said(
         "a step reads its weights faster than the memory of its GPUs", too_wide

@@ -13,6 +13,8 @@ def refusal(node: NodeSpec, message: Generate | Prefill | Reserve) -> str:
     room = node.kv_blocks * node.block_size
     if prompt < 1 or output < 1:
         problem = ": both must be at least 1"
+    elif prompt < node.min_prompt_tokens:
+        problem = f": the node's step times were measured from {node.min_prompt_tokens} prompt tokens on"
     elif prompt + output > node.max_model_len:
         problem = f" exceed the context of {node.max_model_len} tokens"
     elif held > room:

@@ -3,6 +3,7 @@
 One step is, in this order of kernels, on each GPU of a tensor-parallel group:
 
     linear layers   ((compute)^p + (weights + their activations)^p)^(1/p)        p = 3
+                    compute of the step's tokens and, where the GPU says so, half a GEMM tile more
     attention       per phase, the larger of its arithmetic and its KV bytes
     element-wise    norms, rotary embedding, activation function: bytes
     all-reduce      two per layer, ring
@@ -10,13 +11,16 @@ One step is, in this order of kernels, on each GPU of a tensor-parallel group:
 
 A plain max(compute, weights) is up to 15 % too fast where the two are near each other (128 to 512 tokens), which
 is where chunk budgets live; a p-norm with p of 3 to 4 follows measured sweeps there. Attention and element-wise
-kernels run after the linear layers, not beside them, so their times add. All weights are taken at 2 bytes, KV
-at those of its type.
+kernels run after the linear layers, not beside them, so their times add. fp8 weights take half the bytes and run at the
+fp8 peak with the same efficiency, for which there is no measurement here; attention computes at 16 bits, and KV
+is read at its type.
 
-Against sweeps of measured kernels (prefill of 128 to 8,192 tokens; decode of 1 to 256 sequences) the mean error is
-3 % on H100 (worst 9 %) and 3 % for decode on H200 (worst 8 %). H200 prefill comes out 7 % (worst 14 %) too slow
-against that sweep but within 1 % of other published sums of the same kernels, which are 6 to 9 % above the sweep;
-A100 is 11 to 15 % too fast (worst 33 %, at tp 8 where its sweep jumps between 256 and 512 tokens). Whole engines add
+Against sweeps of measured kernels (prefill of 128 to 8,192 tokens; decode of 1 to 256 sequences), to which three or
+four efficiencies of each GPU are fitted, the mean error is 2 to 4 % on H100 and H200 (worst 9.3 %) and 3 to 5 % on A100
+(worst 23 %). H200's prefill lies between that sweep and other published sums of the same kernels, which are 6 to 9 %
+above it. A100 at tp 8 is 14 to 23 % too fast from 512 to 1,024 tokens: its GEMMs have few tiles there (1,280 to 8,192
+columns a GPU) and leave much of a second wave over 108 multiprocessors idle, which is not modelled, since a time that
+rises in stairs is not what a mean over steps needs. `pdemu validate --step-times` prints all of it. Whole engines add
 host time that is not modelled here.
 """
 
@@ -24,7 +28,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from emulator.core.hardware import FP16_BYTES, Gpu, Model
+from emulator.core.hardware import FP16_BYTES, Gpu, Model, WeightsDtype, weight_element_bytes
 
 NORM = 3.0
 """p of the p-norm that joins compute and memory in the linear layers; 3.5 would be at most 3 % faster, where both are
@@ -48,6 +52,7 @@ class Rates(NamedTuple):
     """What a step costs per unit on one GPU, in seconds; precomputed, since a step's time is asked for very often."""
 
     linear_per_token: float
+    linear_tile: float
     head_per_sequence: float
     weights: float
     expert_weights: float
@@ -90,13 +95,16 @@ def reshard_s_per_byte(model: Model, gpu: Gpu, tp: int) -> float:
     return 2 / (gpu.memory_gb_per_s * 1e9 * (gpu.mbu or 1.0) * kv_shards(model, tp))
 
 
-def rates(model: Model, gpu: Gpu, tp: int, kv_element_bytes: int = FP16_BYTES) -> Rates:
-    """Precompute a step's costs; `gpu` must have its efficiencies (see cost_model)."""
+def rates(model: Model, gpu: Gpu, tp: int, kv_element_bytes: int = FP16_BYTES, weights: WeightsDtype = "fp16") -> Rates:
+    """Precompute a step's costs; `gpu` must have its efficiencies, and for fp8 weights that peak (see cost_model)."""
     assert gpu.mfu_linear is not None
     assert gpu.mbu is not None
     assert gpu.per_layer_overhead_us is not None
     peak_flops = gpu.bf16_dense_tflops * 1e12
-    flops = peak_flops * gpu.mfu_linear * tp
+    linear_tflops = gpu.fp8_dense_tflops if weights == "fp8" else gpu.bf16_dense_tflops
+    assert linear_tflops is not None
+    flops = linear_tflops * 1e12 * gpu.mfu_linear * tp
+    weight_bytes = weight_element_bytes(weights)
     attention_flops = peak_flops * ATTENTION_MFU * tp
     stream = gpu.memory_gb_per_s * 1e9 * gpu.mbu
     link = gpu.link_gb_per_s_per_direction * 1e9 * LINK_EFFICIENCY
@@ -107,9 +115,10 @@ def rates(model: Model, gpu: Gpu, tp: int, kv_element_bytes: int = FP16_BYTES) -
     hops = 2 * (tp - 1)
     return Rates(
         linear_per_token=2 * linear / flops,
+        linear_tile=2 * linear / flops * gpu.gemm_tile_tokens / 2,
         head_per_sequence=2 * embedding / flops,
-        weights=always_read * FP16_BYTES / tp / stream,
-        expert_weights=experts * FP16_BYTES / tp / stream,
+        weights=always_read * weight_bytes / tp / stream,
+        expert_weights=experts * weight_bytes / tp / stream,
         untouched_per_token=1 - _active_share(model),
         linear_io_per_token=_linear_io_elements(model, tp) * FP16_BYTES / stream,
         prefill_attention_per_pair=_prefill_attention_flops(model) / attention_flops,
@@ -131,7 +140,7 @@ def parts(
     pairs of prefill attention, `prefill_kv` the KV tokens that it reads and writes; `decode_context` is the sum of
     tokens that `decode_batch` decodes attend to.
     """
-    compute = costs.linear_per_token * tokens + costs.head_per_sequence * sampled
+    compute = costs.linear_per_token * tokens + costs.linear_tile + costs.head_per_sequence * sampled
     memory = costs.weights + costs.linear_io_per_token * tokens
     if costs.expert_weights:
         memory += costs.expert_weights * (1 - costs.untouched_per_token**tokens)
@@ -150,6 +159,18 @@ def parts(
         communication=costs.all_reduce_per_token * tokens + costs.all_reduce_latency,
         overhead=costs.overhead,
     )
+
+
+def work(gpu: Gpu, costs: Rates, step: Parts, weights: WeightsDtype) -> tuple[float, float]:
+    """FLOPs that one GPU computes in a step, and bytes that it moves to and from its memory."""
+    assert gpu.mfu_linear is not None
+    assert gpu.mbu is not None
+    linear_tflops = gpu.fp8_dense_tflops if weights == "fp8" else gpu.bf16_dense_tflops
+    assert linear_tflops is not None
+    linear = (step.compute_linear - costs.linear_tile) * linear_tflops * 1e12 * gpu.mfu_linear
+    attention = step.compute_attention * gpu.bf16_dense_tflops * 1e12 * ATTENTION_MFU
+    moved_s = step.memory_linear + step.memory_attention + step.elementwise
+    return linear + attention, moved_s * gpu.memory_gb_per_s * 1e9 * gpu.mbu
 
 
 def total_s(step: Parts) -> float:

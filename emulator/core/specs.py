@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from emulator.core.errors import ConfigError
-from emulator.core.hardware import FP16_BYTES, CostName, FittedProfile, Gpu, Model
+from emulator.core.hardware import FP16_BYTES, CostName, FittedProfile, Gpu, Model, StepTable, WeightsDtype
 from emulator.core.quantities import BitsPerSecond, Bytes, Seconds, parse_span
 
 Role = Literal["prefill", "decode", "colocated", "mixed"]
@@ -410,6 +410,7 @@ class Topology(Spec, frozen=True, kw_only=True):
     description: str = ""
     cost: CostName = "roofline"
     profile: str | None = None
+    weights: WeightsDtype = "fp16"
     kv_network: KvNetwork | None = None
     scale: Scale = Scale()
     timeouts: Timeouts = Timeouts()
@@ -419,6 +420,7 @@ class Topology(Spec, frozen=True, kw_only=True):
     models: tuple[Model, ...] = ()
     gpus: tuple[Gpu, ...] = ()
     profiles: tuple[FittedProfile, ...] = ()
+    tables: tuple[StepTable, ...] = ()
 
     def __post_init__(self) -> None:
         names = [deployment.name for deployment in self.deployments]
@@ -428,9 +430,9 @@ class Topology(Spec, frozen=True, kw_only=True):
             for name in (expected.deployment, expected.against):
                 if name is not None and name not in names:
                     raise ValueError(f"expectations: no deployment {name!r}; there are {', '.join(names)}")
-        if self.cost == "fitted" and self.profile is None:
-            raise ValueError('cost = "fitted" needs profile = "NAME"')
+        if self.cost != "roofline" and self.profile is None:
+            raise ValueError(f'cost = "{self.cost}" needs profile = "NAME"')
         if self.cost == "roofline" and self.profile is not None:
-            raise ValueError('a profile needs cost = "fitted"')
+            raise ValueError('a profile needs cost = "fitted", or "table" for one of the tables')
         if self.kv_network is None and any(d.disaggregated for d in self.deployments):
             raise ValueError("a disaggregated deployment needs [kv_network] with a bandwidth")

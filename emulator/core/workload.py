@@ -171,10 +171,27 @@ def stated_lengths(workload: specs.Workload) -> tuple[StatedLengths, ...]:
     return tuple(stated)
 
 
+def stated_shortest_prompts(workload: specs.Workload) -> tuple[tuple[str, int], ...]:
+    """The shortest prompt that each stream states, by the stream's name; of a lognormal only `high` is certain."""
+    stated = []
+    for stream in workload.streams:
+        if stream.prompt_tokens is not None:
+            lengths = stream_lengths(stream)
+            assert isinstance(lengths, LengthPair)
+            stated.append((stream.name, _stated_shortest(lengths.prompt)))
+    return tuple(stated)
+
+
 def _stated(length: specs.Length) -> int:
     if isinstance(length, specs.FixedLength):
         return length.tokens
     return length.high if isinstance(length, specs.UniformLength) else length.low
+
+
+def _stated_shortest(length: specs.Length) -> int:
+    if isinstance(length, specs.FixedLength):
+        return length.tokens
+    return length.low if isinstance(length, specs.UniformLength) else length.high
 
 
 def _rated(workload: specs.Workload) -> Iterator[tuple[specs.Stream, RatedArrivals]]:

@@ -7,10 +7,10 @@ from importlib import resources
 from emulator.core.catalog import parse_catalog
 from emulator.core.hardware import Catalog
 
-FILES = ("models.toml", "gpus.toml", "profiles.toml")
+FILES = ("models.toml", "gpus.toml", "profiles.toml", "tables.toml")
 
 
 def load_catalog() -> Catalog:
-    """Read every shipped model, GPU and profile."""
+    """Read every shipped model, GPU, profile and table."""
     folder = resources.files("emulator") / "catalog"
     return parse_catalog({name: (folder / name).read_text(encoding="utf-8") for name in FILES})

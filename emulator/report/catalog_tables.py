@@ -33,7 +33,7 @@ def gpus(known: Iterable[Gpu]) -> Table:
     """One row a GPU."""
     table = Table(title="GPUs", title_justify="left", box=None)
     table.add_column("GPU")
-    for heading in ("bf16 TFLOP/s", "memory GB", "GB/s", "link GB/s", "TDP W", "USD/h", "roofline"):
+    for heading in ("bf16 TFLOP/s", "fp8", "memory GB", "GB/s", "link GB/s", "TDP W", "USD/h", "roofline"):
         table.add_column(heading, justify="right")
     for g in known:
         roofline = "-" if g.mfu_linear is None or g.mbu is None else f"MFU {g.mfu_linear:g}, MBU {g.mbu:g}"
@@ -41,6 +41,7 @@ def gpus(known: Iterable[Gpu]) -> Table:
         table.add_row(
             g.name,
             f"{g.bf16_dense_tflops:g}",
+            "-" if g.fp8_dense_tflops is None else f"{g.fp8_dense_tflops:g}",
             f"{g.memory_gb:g}",
             f"{g.memory_gb_per_s:g}",
             f"{g.link_gb_per_s_per_direction:g}",

@@ -77,14 +77,46 @@ def test_efficiencies_are_there_only_where_they_were_measured() -> None:
 
 def test_every_profile_is_for_a_known_model_and_gpu() -> None:
     assert len(CATALOG.profiles) == 14 + 9 + 4 + 1
-    for profile in CATALOG.profiles:
-        assert find_model(CATALOG, profile.model).name == profile.model
-        assert find_gpu(CATALOG, profile.gpu).name == profile.gpu
+    of = [(profile.model, profile.gpu) for profile in CATALOG.profiles]
+    of += [(table.model, table.gpu) for table in CATALOG.tables]
+    for model, gpu in of:
+        assert find_model(CATALOG, model).name == model
+        assert find_gpu(CATALOG, gpu).name == gpu
+
+
+GPU_FIGURES = {
+    "a100-80g": (312, None, 80, 2039, 300, 400, 1.30),
+    "h100": (989, 1978, 80, 3350, 450, 700, 2.95),
+    "h200": (989, 1978, 141, 4800, 450, 700, 4.00),
+    "l40s": (362, 733, 48, 864, 32, 350, 1.86),
+    "a10g": (70, None, 24, 600, 32, 300, 1.006),
+    "l4": (121, 242, 24, 300, 32, 72, 0.60),
+    "rtx4090": (165, 330, 24, 1008, 32, 450, 0.45),
+    "mi300x": (1307, 2615, 192, 5300, 448, 750, 1.80),
+    "b200": (2250, 4500, 180, 8000, 900, 1000, 5.00),
+    "gb200": (2500, 5000, 186, 8000, 900, 1200, None),
+}
+"""bf16 and fp8 dense TFLOP/s, memory GB, GB/s, link GB/s, TDP W from vendors' datasheets; a typical USD/h of 2026."""
+
+
+def test_every_gpu_has_the_figures_of_its_datasheet() -> None:
+    assert {
+        g.name: (
+            g.bf16_dense_tflops,
+            g.fp8_dense_tflops,
+            g.memory_gb,
+            g.memory_gb_per_s,
+            g.link_gb_per_s_per_direction,
+            g.tdp_w,
+            g.price_usd_per_h,
+        )
+        for g in CATALOG.gpus
+    } == GPU_FIGURES
 
 
 def test_every_entry_says_where_it_comes_from() -> None:
     sources = [model.source for model in CATALOG.models] + [gpu.source for gpu in CATALOG.gpus]
-    sources += [profile.source for profile in CATALOG.profiles]
+    sources += [profile.source for profile in CATALOG.profiles] + [table.source for table in CATALOG.tables]
     assert all(len(source) > 10 for source in sources)
 
 

@@ -44,14 +44,14 @@ def test_a_system_serves_all_its_traffic_and_is_told_apart_from_the_others(syste
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_four_times_the_bandwidth_never_lowers_goodput_beyond_the_searchs_interval(system: str) -> None:
     topology = load_topology(FOLDER / f"{system}.toml")
-    rates = [BitsPerSecond(gbps * 1e9) for gbps in (2.5, 10, 40, 160)]
+    rates = [BitsPerSecond(gbps * 1e9) for gbps in (2.5, 10, 40)]
     assert topology.kv_network is not None
     network = msgspec.structs.replace(topology.kv_network, bandwidth=tuple(rates))
     topology = msgspec.structs.replace(topology, kv_network=network)
     wanted = [found for found in candidates(topology) if found.deployment == system]
-    found = search_all(topology, load_catalog(), {}, wanted, options=SearchOptions(seeds=1))
+    found = search_all(topology, load_catalog(), {}, wanted, options=SearchOptions(seeds=3, tolerance=0.05))
     assert len(found) == len(rates)
     for slower, faster in itertools.pairwise(sorted(found, key=lambda g: g.kv_bandwidth_bps or 0.0)):
-        if slower.rate_per_s is not None:
+        if slower.low_per_s is not None:
             assert faster.rate_per_s is not None
-            assert faster.next_rate_per_s is None or faster.next_rate_per_s >= slower.rate_per_s
+            assert faster.high_per_s is None or faster.high_per_s >= slower.low_per_s
