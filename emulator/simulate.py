@@ -16,12 +16,11 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
-from emulator.core.deploy import MessageCost, RunSpec
 from emulator.core.effects import (
     CancelTransmit,
     CloseTicket,
@@ -36,22 +35,16 @@ from emulator.core.effects import (
     Transmit,
 )
 from emulator.core.engine import Engine
-from emulator.core.link import FairShareNetwork
 from emulator.core.load import LoadGenerator
 from emulator.core.messages import Abort, Finished, Hello, Submit, Tokens, ToRouter
+from emulator.core.modelled_kv import Arrival, ModelledKv
 from emulator.core.recorder import Recorder
 from emulator.core.records import MemoryRecord, Record, StepRecord
 from emulator.core.router import Router
+from emulator.core.run_spec import RunSpec
 
 CLIENT = "client"
 TICK_S = 1.0
-
-
-class PartId(NamedTuple):
-    """One part of a transfer on the modelled network."""
-
-    ticket: int
-    part: int
 
 
 _Event = tuple[float, int, int, Callable[[], None]]
@@ -61,7 +54,7 @@ steps progress and end, one node after the other."""
 
 @dataclass(slots=True)
 class SimulatedNode:
-    """A node's engine and the KV that it expects and keeps, in bytes by ticket; its device's `turn`, from 1 on.
+    """A node's engine, and its device's `turn`, from 1 on.
 
     The device's next event is at `due_s`; any other that still stands in the heap has been overtaken.
     """
@@ -70,10 +63,6 @@ class SimulatedNode:
     engine: Engine
     turn: int
     due_s: float | None = None
-    expected: dict[int, int] = field(default_factory=dict)
-    received: dict[int, int] = field(default_factory=dict)
-    received_bytes: int = 0
-    first_byte_s: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -123,11 +112,7 @@ class Simulation:
             )
             for turn, node in enumerate(run.nodes, start=1)
         }
-        self.network = _network(run)
-        self._message_costs: dict[tuple[str, str], MessageCost] = {}
-        self._parts_of: dict[int, list[PartId]] = {}
-        self._receivers: dict[int, SimulatedNode] = {}
-        self._peak_retained = 0
+        self.kv = ModelledKv(run)
         self._carry_out: dict[type[Effect], Callable[[SimulatedNode, Any], None]] = {
             Reply: self._reply,
             RecordStep: self._record_step,
@@ -160,14 +145,14 @@ class Simulation:
             records=self.recorder.records(),
             steps=self.steps,
             memory=sorted(self.memory, key=attrgetter("at_s")),
-            peak_retained_bytes=self._peak_retained,
+            peak_retained_bytes=self.kv.peak_retained_bytes,
             preemptions=sum(n.engine.scheduler.num_preemptions for n in self.nodes.values()),
         )
 
     def check_integrity(self) -> None:
         """The invariants of every part."""
         self.router.check_integrity()
-        self.network.check_integrity()
+        self.kv.check_integrity()
         self.generator.check_integrity()
         for node in self.nodes.values():
             node.engine.check_integrity()
@@ -178,7 +163,7 @@ class Simulation:
         heapq.heappush(self._heap, (at_s, turn, next(self._order), happen))
 
     def _next_s(self) -> float | None:
-        network_s = self.network.next_event_s()
+        network_s = self.kv.network.next_event_s()
         if not self._heap:
             return network_s
         heap_s = self._heap[0][0]
@@ -187,11 +172,10 @@ class Simulation:
     def _advance_to(self, instant: float) -> None:
         if instant > self.now_s:
             self.now_s, self._turn = instant, 0
-        network_s = self.network.next_event_s()
+        network_s = self.kv.network.next_event_s()
         if network_s is not None and network_s <= self.now_s:
-            for delivery in self.network.advance(self.now_s):
-                assert isinstance(delivery.transfer_id, PartId)
-                self._delivered(delivery.transfer_id, delivery.start_s, delivery.nbytes)
+            for arrival in self.kv.deliver(self.now_s):
+                self._kv_arrived(arrival)
         self._deliver_sends()
         heap = self._heap
         while heap and heap[0][0] <= self.now_s:
@@ -267,7 +251,7 @@ class Simulation:
 
     def _settle(self, node: SimulatedNode) -> None:
         """Bring a node to the present before an input: steps that end now count if their turn is over."""
-        node.engine.settle(self.now_s, inclusive=node.turn <= self._turn)
+        node.engine.device.settle(self.now_s, inclusive=node.turn <= self._turn)
 
     def _step_done(self, node: SimulatedNode, due_s: float) -> None:
         if node.due_s == due_s:
@@ -310,62 +294,24 @@ class Simulation:
     # --- KV ---------------------------------------------------------------------------------------------------
 
     def _transmit(self, node: SimulatedNode, effect: Transmit) -> None:
-        parts = self._parts_of.setdefault(effect.ticket, [])
-        parts.append(PartId(effect.ticket, len(parts)))
-        pair = (node.name, effect.destination)
-        cost = self._message_costs.get(pair)
-        if cost is None:
-            cost = self._message_costs[pair] = self.run_spec.message_cost(*pair)
-        self.network.start(
-            parts[-1], *pair, effect.nbytes, self.now_s, request=effect.ticket, message_s=cost.seconds(effect.nbytes)
-        )
+        self.kv.transmit(node.name, effect, self.now_s)
 
     def _cancel(self, _: SimulatedNode, effect: CancelTransmit) -> None:
-        for part in self._parts_of.pop(effect.ticket, []):
-            self.network.cancel(part, self.now_s)
+        self.kv.cancel(effect, self.now_s)
 
     def _open(self, node: SimulatedNode, effect: OpenTicket) -> None:
-        node.expected[effect.ticket] = effect.nbytes
-        self._receivers[effect.ticket] = node
+        self.kv.open(node.name, effect)
 
-    def _close(self, node: SimulatedNode, effect: CloseTicket) -> None:
-        ticket = effect.ticket
-        self._receivers.pop(ticket, None)
-        node.expected.pop(ticket, None)
-        node.received_bytes -= node.received.pop(ticket, 0)
-        node.first_byte_s.pop(ticket, None)
+    def _close(self, _: SimulatedNode, effect: CloseTicket) -> None:
+        self.kv.close(effect)
 
-    def _delivered(self, part_id: PartId, start_s: float, nbytes: int) -> None:
-        ticket, part = part_id
-        node = self._receivers.get(ticket)
-        if node is None or node.name not in self.nodes:
+    def _kv_arrived(self, arrival: Arrival) -> None:
+        node = self.nodes.get(arrival.node)
+        if node is None:
             return
-        if part == 0:
-            node.first_byte_s[ticket] = start_s
-        node.received[ticket] = node.received.get(ticket, 0) + nbytes
-        node.received_bytes += nbytes
-        self._peak_retained = max(self._peak_retained, node.received_bytes)
-        if node.received[ticket] == node.expected[ticket]:
-            first_byte_s = node.first_byte_s.pop(ticket)
-            self._settle(node)
-            effects = node.engine.kv_arrived(ticket, node.received[ticket], first_byte_s, self.now_s, self.now_s)
-            self._apply(node, effects)
-
-
-def _network(run: RunSpec) -> FairShareNetwork:
-    """The modelled KV network of a run, in model terms."""
-    if run.link is None:
-        return FairShareNetwork(egress_bytes_per_s={}, ingress_bytes_per_s={})
-    nics = {node.name: run.link.nic(node.name) for node in run.nodes}
-    return FairShareNetwork(
-        egress_bytes_per_s={name: nic.egress_bps / 8 for name, nic in nics.items()},
-        ingress_bytes_per_s={name: nic.ingress_bps / 8 for name, nic in nics.items()},
-        delay_s=run.link.delay_s,
-        jitter_s=run.link.jitter_s,
-        max_in_flight=run.link.max_in_flight,
-        order=run.link.order,
-        seed=run.seed,
-    )
+        self._settle(node)
+        effects = node.engine.kv_arrived(arrival.ticket, arrival.nbytes, arrival.first_byte_s, self.now_s, self.now_s)
+        self._apply(node, effects)
 
 
 def simulate(run: RunSpec, *, exact_steps: bool = False) -> Simulated:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from emulator.core.deploy import RunSpec
-from emulator.core.specs import Admission, FirstToken, Preemption, TransferMode
+from emulator.core.deployments import Admission, FirstToken, Preemption, TransferMode
+from emulator.core.run_spec import RunSpec
 
 
 def handed_over(

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 from hypothesis import strategies as st
 
-from emulator.core.deploy import RunSpec
-from emulator.core.specs import TransferOrder
+from emulator.core.deployments import TransferOrder
+from emulator.core.run_spec import RunSpec
 
 TERMS: st.SearchStrategy[dict[str, Any]] = st.one_of(
     st.just({}),

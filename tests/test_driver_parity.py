@@ -11,10 +11,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from emulator.core.deploy import RunSpec, plan_runs
+from emulator.core.deploy import plan_runs
+from emulator.core.deployments import Admission, FirstToken, Overlap, Preemption, TransferMode, TransferOrder
 from emulator.core.quantities import Seconds
 from emulator.core.records import Record, StepRecord
-from emulator.core.specs import Admission, FirstToken, Overlap, Preemption, Scale, TransferMode, TransferOrder
+from emulator.core.run_spec import RunSpec
+from emulator.core.specs import Scale
 from emulator.core.workload import plan_load
 from emulator.lab.catalog_files import load_catalog
 from emulator.lab.topology_files import load_topology

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import msgspec
 import pytest
 
-from emulator.core.deploy import RunSpec
 from emulator.core.records import MemoryRecord
+from emulator.core.run_spec import RunSpec
 from emulator.simulate import simulate
 from tests.test_driver_parity import MICROSECOND, _handed_over, _id, _runs, _short_of_memory
 from tests.virtual_live import run_live

@@ -8,22 +8,13 @@ from functools import partial
 import msgspec
 import pytest
 
-from emulator.core.deploy import NicSpec, NodeSpec, RunSpec, plan_runs
+from emulator.core.deploy import plan_runs
+from emulator.core.deployments import Deployment, Overlap, Policy, Pool, Routing
 from emulator.core.quantities import BitsPerSecond, Seconds
 from emulator.core.records import Record, StepRecord
-from emulator.core.specs import (
-    At,
-    Deployment,
-    KvNetwork,
-    Overlap,
-    Policy,
-    Pool,
-    Routing,
-    Slo,
-    Stream,
-    Topology,
-    Workload,
-)
+from emulator.core.run_spec import NicSpec, NodeSpec, RunSpec
+from emulator.core.specs import KvNetwork, Slo, Topology
+from emulator.core.traffic import At, Stream, Workload
 from emulator.core.workload import plan_load
 from emulator.lab.catalog_files import load_catalog
 from emulator.simulate import Simulated, Simulation, simulate

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from functools import partial
 
 import msgspec
 import numpy as np
@@ -15,21 +14,20 @@ from hypothesis import strategies as st
 
 from emulator.core.catalog import find_gpu, find_model
 from emulator.core.cost import CostModel, FittedCost, RooflineCost, StepShape, cost_model
-from emulator.core.deploy import NodeSpec, RunSpec
+from emulator.core.deployments import Role
 from emulator.core.errors import ConfigError
 from emulator.core.hardware import DecodeFit, FittedProfile
 from emulator.core.lengths import LengthPair
-from emulator.core.messages import Abort
 from emulator.core.records import Record, StepRecord, TimeRun, expand_steps, read_records, read_steps, write_rows
-from emulator.core.specs import Role, UniformLength
+from emulator.core.run_spec import NodeSpec, RunSpec
+from emulator.core.traffic import UniformLength
 from emulator.core.workload import PlannedRequest, UserPlan
 from emulator.lab.catalog_files import load_catalog
 from emulator.lab.simulated import simulated_result
-from emulator.simulate import CLIENT, Simulated, Simulation, simulate
+from emulator.simulate import Simulated, Simulation, simulate
 from tests.builders import ALL_OUTPUT, by_id, load_plan, node_spec, pair, request, run_spec, step_times
-from tests.drawn import EVERY_PREEMPTION, EVERY_TRANSFER_MODE, FIRST_TOKENS, admissions, overlaps
-from tests.handed_over import handed_over
-from tests.link_messages import TERMS, over_messages
+from tests.disturbed import run_disturbed
+from tests.drawn import FIRST_TOKENS, admissions, overlaps, ways_of
 
 MICROSECOND = 1e-6
 CATALOG = load_catalog()
@@ -106,27 +104,12 @@ def runs(draw: st.DrawFn) -> RunSpec:
         first_token=draw(FIRST_TOKENS),
         admission=draw(admissions(cluster)),
     )
-    run = handed_over(
-        run,
-        transfer_mode=draw(st.sampled_from(EVERY_TRANSFER_MODE)),
-        preemption=draw(st.sampled_from(EVERY_PREEMPTION)),
-        max_transfers_in_flight=draw(st.integers(1, 2)),
-    )
-    return over_messages(run, **draw(TERMS))
-
-
-def _abort(simulation: Simulation, choice: int) -> None:
-    """The client gives up one of its outstanding requests."""
-    outstanding = list(simulation.generator.outstanding)
-    if outstanding:
-        simulation._to_router(CLIENT, Abort(outstanding[choice % len(outstanding)]))
+    return draw(ways_of(run))
 
 
 def _simulate(run: RunSpec, aborts: Iterable[tuple[float, int]], *, exact_steps: bool) -> Simulated:
     simulation = Simulation(run, exact_steps=exact_steps, after_event=Simulation.check_integrity)
-    for at_s, choice in aborts:
-        simulation._at(at_s, partial(_abort, simulation, choice))
-    simulated = simulation.run()
+    simulated = run_disturbed(simulation, aborts)
     assert simulation.recorder.strays == 0
     return simulated
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 
 from emulator.core import metrics
-from emulator.core.deploy import NodeSpec
+from emulator.core.deployments import Admission, FirstToken
 from emulator.core.records import Record, StepRecord
-from emulator.core.specs import Admission, FirstToken
+from emulator.core.run_spec import NodeSpec
 from emulator.core.workload import PlannedRequest
 from emulator.simulate import Simulated, Simulation, simulate
 from tests.builders import ALL_OUTPUT, by_id, gaps_s, load_plan, node_spec, pair, request, run_spec, ttft_s

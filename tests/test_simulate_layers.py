@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emulator.core import metrics
+from emulator.core.deployments import Admission, FirstToken, Overlap
 from emulator.core.physics import violations
 from emulator.core.records import Record
-from emulator.core.specs import Admission, FirstToken, Overlap
 from emulator.simulate import Simulation, simulate
 from tests.builders import by_id, load_plan, pair, request, run_spec, ttft_s
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emulator.core import metrics
+from emulator.core.deployments import TransferOrder
 from emulator.core.physics import violations
 from emulator.core.records import Record
-from emulator.core.specs import TransferOrder
 from emulator.simulate import simulate
 from tests.builders import by_id, load_plan, pair, request, run_spec, step_times, ttft_s
 from tests.link_messages import TERMS, over_messages

@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
+from emulator.core.deployments import FirstToken, TransferMode
 from emulator.core.records import Record
-from emulator.core.specs import FirstToken, TransferMode
 from emulator.lab.simulated import simulated_result
 from emulator.simulate import Simulated, Simulation, simulate
 from tests.builders import by_id, load_plan, node_spec, pair, request, run_spec

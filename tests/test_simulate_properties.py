@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
-from functools import partial
 
 import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from emulator.core.deploy import NodeSpec, RunSpec
-from emulator.core.effects import OpenTicket, Send
+from emulator.core.deployments import Admission, FirstToken, Preemption, TransferMode
+from emulator.core.effects import OpenTicket
 from emulator.core.lengths import LengthPair
-from emulator.core.messages import Abort, ToRouter
 from emulator.core.records import Record, write_rows
-from emulator.core.specs import Admission, FirstToken, Preemption, Scale, TransferMode, UniformLength
+from emulator.core.run_spec import NodeSpec, RunSpec
+from emulator.core.specs import Scale
+from emulator.core.traffic import UniformLength
 from emulator.core.workload import PlannedRequest, UserPlan
-from emulator.simulate import CLIENT, Simulated, SimulatedNode, Simulation, simulate
+from emulator.simulate import Simulated, SimulatedNode, Simulation, simulate
 from tests.builders import ALL_OUTPUT, KV_BYTES_PER_TOKEN, load_plan, node_spec, run_spec, step_times
+from tests.disturbed import ABORTS, DELAYS_S, LOSSES, SlowControl, assert_nothing_is_held, lost, run_disturbed
 from tests.drawn import (
     EVERY_ADMISSION,
     EVERY_FIRST_TOKEN,
@@ -29,9 +29,9 @@ from tests.drawn import (
     FIRST_TOKENS,
     admissions,
     overlaps,
+    ways_of,
 )
 from tests.handed_over import handed_over
-from tests.link_messages import TERMS, over_messages
 
 DRAIN_S = 2_000.0
 
@@ -126,35 +126,10 @@ def runs(draw: st.DrawFn, nodes: st.SearchStrategy[list[NodeSpec]] = ANY_NODES) 
         first_token=draw(FIRST_TOKENS),
         admission=draw(admissions(cluster)),
     )
-    run = handed_over(
-        run,
-        transfer_mode=draw(st.sampled_from(EVERY_TRANSFER_MODE)),
-        preemption=draw(st.sampled_from(EVERY_PREEMPTION)),
-        max_transfers_in_flight=draw(st.integers(1, 3)),
-    )
-    return over_messages(run, **draw(TERMS))
+    return draw(ways_of(run))
 
 
 # --- what is checked --------------------------------------------------------------------------------------------
-
-
-def assert_nothing_is_held(simulation: Simulation, *, lost: Collection[str] = ()) -> None:
-    assert simulation.router.live_requests == 0, "the router still has requests"
-    for name, node in simulation.nodes.items():
-        if name in lost:
-            continue
-        engine = node.engine
-        assert engine.pool.used_blocks == 0, f"{name} still holds blocks"
-        assert not len(engine.outgoing), f"{name} still holds KV to send"
-        assert not engine.incoming.request_ids(), f"{name} still waits for KV"
-        assert not [*engine.scheduler.running, *engine.scheduler.waiting, *engine.scheduler.arrived]
-        assert not node.expected, f"{name} expects KV that nobody wants"
-        assert not node.received, f"{name} keeps KV that nobody wants"
-
-
-def lost(simulation: Simulation) -> set[str]:
-    """Nodes that live on and that the router does not listen to."""
-    return {name for name in simulation.nodes if name not in simulation.router._nodes}
 
 
 def assert_ended_once(record: Record) -> None:
@@ -257,34 +232,11 @@ def _prefilled_for_the_last_token(simulation: CountedTickets, record: Record) ->
     return 0 if moves or not record.preemptions else record.prompt_tokens + record.max_tokens - 1
 
 
-def abort(simulation: Simulation, choice: int) -> None:
-    """The client gives up one of its outstanding requests."""
-    outstanding = list(simulation.generator.outstanding)
-    if outstanding:
-        simulation._to_router(CLIENT, Abort(outstanding[choice % len(outstanding)]))
-
-
-def lose(simulation: Simulation, choice: int, dies: bool) -> None:
-    """The router loses a node; either it dies, or it goes on without being listened to."""
-    names = list(simulation.nodes)
-    if names:
-        name = names[choice % len(names)]
-        if dies:
-            del simulation.nodes[name]
-        simulation._route(simulation.router.lost(name))
-
-
-INSTANTS = st.integers(0, 800).map(lambda n: n * 0.001)
-ABORTS = st.lists(st.tuples(INSTANTS, st.integers(0, 20)), max_size=8)
-
-
 @_examples(150)
 @given(runs(), ABORTS.filter(bool))
 def test_aborts_at_any_instant_leave_nothing_behind(run: RunSpec, aborts: list[tuple[float, int]]) -> None:
     simulation = Simulation(run, after_event=Simulation.check_integrity)
-    for at_s, choice in aborts:
-        simulation._at(at_s, partial(abort, simulation, choice))
-    simulated = simulation.run()
+    simulated = run_disturbed(simulation, aborts)
     assert_nothing_is_held(simulation)
     assert simulation.recorder.strays == 0
     for record in simulated.records:
@@ -320,9 +272,7 @@ def test_however_requests_are_handed_over_none_is_stuck_and_none_asks_for_its_kv
         run, first_token=first_token, admission=admission, transfer_mode=transfer_mode, preemption=preemption
     )
     simulation = CountedTickets(run)
-    for at_s, choice in aborts:
-        simulation._at(at_s, partial(abort, simulation, choice))
-    simulated = simulation.run()
+    simulated = run_disturbed(simulation, aborts)
     assert_nothing_is_held(simulation)
     for record in simulated.records:
         assert_ended_once(record)
@@ -348,18 +298,14 @@ def _refused(simulation: Simulation, record: Record) -> bool:
 @_examples(200)
 @given(
     runs(),
-    st.lists(st.tuples(INSTANTS, st.integers(0, 5), st.booleans()), min_size=1, max_size=4),
-    st.lists(st.tuples(INSTANTS, st.integers(0, 20)), max_size=3),
+    LOSSES.filter(bool),
+    ABORTS,
 )
 def test_lost_nodes_cost_a_retry_or_a_failure_with_its_reason_and_survivors_nothing(
     run: RunSpec, losses: list[tuple[float, int, bool]], aborts: list[tuple[float, int]]
 ) -> None:
     simulation = Simulation(run, after_event=Simulation.check_integrity)
-    for at_s, choice, dies in losses:
-        simulation._at(at_s, partial(lose, simulation, choice, dies))
-    for at_s, choice in aborts:
-        simulation._at(at_s, partial(abort, simulation, choice))
-    simulated = simulation.run()
+    simulated = run_disturbed(simulation, aborts, losses)
     assert_nothing_is_held(simulation, lost=lost(simulation))
     assert simulation.recorder.strays == 0
     for record in simulated.records:
@@ -369,49 +315,19 @@ def test_lost_nodes_cost_a_retry_or_a_failure_with_its_reason_and_survivors_noth
             assert any(words in record.reason for words in known), record.reason
 
 
-class SlowControl(Simulation):
-    """Control messages take their time, each another one, in order between any two peers: as over real sockets."""
-
-    def __init__(self, run: RunSpec, delays_s: Iterable[float]) -> None:
-        self._delays_s = itertools.cycle(delays_s)
-        self._last_s: dict[tuple[str, str], float] = {}
-        super().__init__(run, after_event=Simulation.check_integrity)
-
-    def settle(self) -> None:
-        """Let every message that is under way arrive."""
-        until_s = self.now_s + 5.0
-        while (instant := self._next_s()) is not None and instant <= until_s:
-            self._advance_to(instant)
-
-    def _to_router(self, peer: str, message: ToRouter) -> None:
-        self._later((peer, "router"), partial(super()._to_router, peer, message))
-
-    def _route(self, sends: Iterable[Send]) -> None:
-        for send in sends:
-            self._later(("router", send.peer), partial(self._deliver, send))
-
-    def _later(self, way: tuple[str, str], event: Callable[[], None]) -> None:
-        self._last_s[way] = max(self.now_s + next(self._delays_s), self._last_s.get(way, 0.0))
-        self._at(self._last_s[way], event)
-
-
 @pytest.mark.slow
 @_examples(250)
 @given(
     runs(),
-    st.lists(st.sampled_from([0.0, 0.0005, 0.004, 0.02, 0.1]), min_size=1, max_size=12),
-    st.lists(st.tuples(INSTANTS, st.integers(0, 20)), max_size=6),
-    st.lists(st.tuples(INSTANTS, st.integers(0, 5), st.booleans()), max_size=2),
+    DELAYS_S,
+    ABORTS,
+    LOSSES,
 )
 def test_messages_that_cross_each_other_on_the_way_lose_and_leak_nothing(
     run: RunSpec, delays_s: list[float], aborts: list[tuple[float, int]], losses: list[tuple[float, int, bool]]
 ) -> None:
     simulation = SlowControl(run, delays_s)
-    for at_s, choice in aborts:
-        simulation._at(at_s, partial(abort, simulation, choice))
-    for at_s, choice, dies in losses:
-        simulation._at(at_s, partial(lose, simulation, choice, dies))
-    simulated = simulation.run()
+    simulated = run_disturbed(simulation, aborts, losses)
     simulation.settle()
     assert_nothing_is_held(simulation, lost=lost(simulation))
     assert simulation.recorder.strays == 0

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from emulator.core.deploy import NodeSpec, RunSpec
+from emulator.core.deployments import Admission, FirstToken
 from emulator.core.records import Record
-from emulator.core.specs import Admission, FirstToken
+from emulator.core.run_spec import NodeSpec, RunSpec
 from emulator.core.workload import PlannedRequest
 from emulator.simulate import Simulation, simulate
 from tests.builders import by_id, load_plan, node_spec, pair, request, run_spec

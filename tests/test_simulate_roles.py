@@ -5,27 +5,24 @@ Memory is scarce, so that nodes which wait for each other's would be found waiti
 
 from __future__ import annotations
 
-from functools import partial
-
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.core.bounds import Demand, limits, servable_share
-from emulator.core.deploy import NodeSpec, RunSpec
+from emulator.core.deployments import Conditional, Role, RoleSwitching
 from emulator.core.physics import violations
 from emulator.core.records import Record
 from emulator.core.roles import sends_kv, takes_in_kv
-from emulator.core.specs import Conditional, Role, RoleSwitching
+from emulator.core.run_spec import NodeSpec, RunSpec
 from emulator.simulate import Simulation, simulate
 from tests import test_simulate_fast as fast
 from tests import test_simulate_properties as properties
 from tests.builders import ALL_OUTPUT, KV_BYTES_PER_TOKEN, load_plan, node_spec, request, run_spec, step_times
-from tests.drawn import EVERY_PREEMPTION, EVERY_TRANSFER_MODE, FIRST_TOKENS, admissions, overlaps
-from tests.handed_over import handed_over
-from tests.link_messages import TERMS, over_messages
-from tests.test_simulate_properties import ABORTS, DRAIN_S, INSTANTS, SlowControl, loads
+from tests.disturbed import ABORTS, DELAYS_S, LOSSES, SlowControl, assert_nothing_is_held, lost, run_disturbed
+from tests.drawn import FIRST_TOKENS, admissions, overlaps, ways_of
+from tests.test_simulate_properties import DRAIN_S, loads
 
 ROLES: list[tuple[Role, ...]] = [
     ("mixed",), ("prefill", "mixed"), ("mixed", "decode"), ("prefill", "mixed", "decode"), ("prefill", "decode"),
@@ -85,13 +82,7 @@ def runs(draw: st.DrawFn, drain_s: float = DRAIN_S) -> RunSpec:
         conditional=draw(st.none() | CONDITIONALS),
         role_switching=draw(st.none() | SWITCHINGS) if {n.role for n in cluster} != {"mixed"} else None,
     )
-    run = handed_over(
-        run,
-        transfer_mode=draw(st.sampled_from(EVERY_TRANSFER_MODE)),
-        preemption=draw(st.sampled_from(EVERY_PREEMPTION)),
-        max_transfers_in_flight=draw(st.integers(1, 3)),
-    )
-    return over_messages(run, **draw(TERMS))
+    return draw(ways_of(run))
 
 
 # --- what is checked --------------------------------------------------------------------------------------------
@@ -137,7 +128,7 @@ def _check_record(run: RunSpec, record: Record, *, disturbed: bool = False) -> N
 def test_every_request_ends_exactly_once_and_no_two_nodes_wait_for_each_other(run: RunSpec) -> None:
     simulation = Simulation(run, after_event=Simulation.check_integrity)
     simulated = simulation.run()
-    properties.assert_nothing_is_held(simulation)
+    assert_nothing_is_held(simulation)
     properties.assert_budgets_kept(run, simulated)
     assert simulation.recorder.strays == 0
     assert violations(run, simulated.records, simulated.steps, simulated=True) == []
@@ -147,17 +138,13 @@ def test_every_request_ends_exactly_once_and_no_two_nodes_wait_for_each_other(ru
 
 @pytest.mark.slow
 @properties._examples(150)
-@given(runs(), ABORTS, st.lists(st.tuples(INSTANTS, st.integers(0, 5), st.booleans()), max_size=3))
+@given(runs(), ABORTS, LOSSES)
 def test_aborts_and_lost_nodes_leave_nothing_behind(
     run: RunSpec, aborts: list[tuple[float, int]], losses: list[tuple[float, int, bool]]
 ) -> None:
     simulation = Simulation(run, after_event=Simulation.check_integrity)
-    for at_s, choice in aborts:
-        simulation._at(at_s, partial(properties.abort, simulation, choice))
-    for at_s, choice, dies in losses:
-        simulation._at(at_s, partial(properties.lose, simulation, choice, dies))
-    simulated = simulation.run()
-    properties.assert_nothing_is_held(simulation, lost=properties.lost(simulation))
+    simulated = run_disturbed(simulation, aborts, losses)
+    assert_nothing_is_held(simulation, lost=lost(simulation))
     assert simulation.recorder.strays == 0
     for record in simulated.records:
         _check_record(run, record, disturbed=bool(losses) or record.reason == "aborted")
@@ -168,16 +155,14 @@ def test_aborts_and_lost_nodes_leave_nothing_behind(
 
 @pytest.mark.slow
 @properties._examples(200)
-@given(runs(), st.lists(st.sampled_from([0.0, 0.0005, 0.004, 0.02, 0.1]), min_size=1, max_size=12), ABORTS)
+@given(runs(), DELAYS_S, ABORTS)
 def test_nor_do_they_where_messages_cross_each_other_on_the_way(
     run: RunSpec, delays_s: list[float], aborts: list[tuple[float, int]]
 ) -> None:
     simulation = SlowControl(run, delays_s)
-    for at_s, choice in aborts:
-        simulation._at(at_s, partial(properties.abort, simulation, choice))
-    simulated = simulation.run()
+    simulated = run_disturbed(simulation, aborts)
     simulation.settle()
-    properties.assert_nothing_is_held(simulation)
+    assert_nothing_is_held(simulation)
     for record in simulated.records:
         _check_record(run, record, disturbed=record.reason == "aborted")
 

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from emulator.core.deploy import RunSpec
 from emulator.core.physics import violations
+from emulator.core.run_spec import RunSpec
 from emulator.core.workload import PlannedRequest
 from emulator.simulate import Simulation
 from tests.builders import load_plan, node_spec, run_spec, step_times
+from tests.disturbed import ABORTS, DELAYS_S, LOSSES, SlowControl, assert_nothing_is_held, lost, run_disturbed
 from tests.drawn import EVERY_ADMISSION, EVERY_FIRST_TOKEN, EVERY_TRANSFER_MODE
 from tests.handed_over import handed_over
 from tests.test_simulate_fast import assert_same_records, assert_same_steps
-from tests.test_simulate_properties import (
-    ABORTS,
-    DRAIN_S,
-    INSTANTS,
-    CountedTickets,
-    SlowControl,
-    abort,
-    assert_ended_once,
-    assert_nothing_is_held,
-    lose,
-    lost,
-)
+from tests.test_simulate_properties import DRAIN_S, CountedTickets, assert_ended_once
 
 COST = step_times(prefill_ms_per_token=0.5, prefill_base_ms=1.0, decode_ms=10.0, decode_ms_per_sequence=0.5)
 LONGEST = 70
@@ -105,10 +93,7 @@ def test_merged_and_single_steps_agree_on_what_is_given_up(run: RunSpec, aborts:
     merged, single = (
         Simulation(run, exact_steps=exact, after_event=Simulation.check_integrity) for exact in (False, True)
     )
-    for simulation in (merged, single):
-        for at_s, choice in aborts:
-            simulation._at(at_s, partial(abort, simulation, choice))
-    ours, theirs = merged.run(), single.run()
+    ours, theirs = run_disturbed(merged, aborts), run_disturbed(single, aborts)
     assert merged.recorder.strays == single.recorder.strays == 0
     assert_same_records(ours.records, theirs.records)
     assert_same_steps(ours.steps, theirs.steps)
@@ -119,19 +104,15 @@ def test_merged_and_single_steps_agree_on_what_is_given_up(run: RunSpec, aborts:
 @_examples(200)
 @given(
     tight_runs(),
-    st.lists(st.sampled_from([0.0, 0.0005, 0.004, 0.02, 0.1]), min_size=1, max_size=12),
+    DELAYS_S,
     ABORTS,
-    st.lists(st.tuples(INSTANTS, st.integers(0, 5), st.booleans()), max_size=2),
+    LOSSES,
 )
 def test_messages_that_cross_and_nodes_that_are_lost_lose_and_leak_nothing(
     run: RunSpec, delays_s: list[float], aborts: list[tuple[float, int]], losses: list[tuple[float, int, bool]]
 ) -> None:
     simulation = SlowControl(run, delays_s)
-    for at_s, choice in aborts:
-        simulation._at(at_s, partial(abort, simulation, choice))
-    for at_s, choice, dies in losses:
-        simulation._at(at_s, partial(lose, simulation, choice, dies))
-    simulated = simulation.run()
+    simulated = run_disturbed(simulation, aborts, losses)
     simulation.settle()
     assert_nothing_is_held(simulation, lost=lost(simulation))
     assert simulation.recorder.strays == 0

@@ -11,14 +11,15 @@ import selectors
 from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-from emulator.core.deploy import NodeSpec, RunSpec
 from emulator.core.effects import CancelTransmit, CloseTicket, OpenTicket, Transmit
-from emulator.core.link import FairShareNetwork
-from emulator.core.messages import Message, OpenProbe, ProbeDone, ProbeOpened, SendProbe, encode
+from emulator.core.message_codec import encode
+from emulator.core.messages import Message, OpenProbe, ProbeDone, ProbeOpened, SendProbe
+from emulator.core.modelled_kv import PartId, modelled_network
+from emulator.core.run_spec import NodeSpec, RunSpec
 from emulator.live import client, clock, control, device, node, router
 from emulator.live.client import ClientProcess
 from emulator.live.clock import ModelClock
@@ -116,27 +117,15 @@ class _Alarm:
             self._timer.cancel()
 
 
-class _PartId(NamedTuple):
-    ticket: int
-    part: int
-
-
 class _KvNetwork:
     """The modelled KV network with every node's end of it."""
 
     def __init__(self, run: RunSpec, loop: asyncio.AbstractEventLoop) -> None:
         assert run.link is not None
-        nics = {node.name: run.link.nic(node.name) for node in run.nodes}
         self.link = run.link
         self._run = run
         self.receivers = run.kv_receivers
-        self._network = FairShareNetwork(
-            egress_bytes_per_s={name: nic.egress_bps / 8 for name, nic in nics.items()},
-            ingress_bytes_per_s={name: nic.ingress_bps / 8 for name, nic in nics.items()},
-            delay_s=run.link.delay_s,
-            max_in_flight=run.link.max_in_flight,
-            order=run.link.order,
-        )
+        self._network = modelled_network(run)
         self._loop = loop
         self._now_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -146,7 +135,7 @@ class _KvNetwork:
     def start(self, source: str, effect: Transmit) -> None:
         part = self._parts[effect.ticket] = self._parts.get(effect.ticket, -1) + 1
         self._network.start(
-            _PartId(effect.ticket, part),
+            PartId(effect.ticket, part),
             source,
             effect.endpoint,
             effect.nbytes,
@@ -158,7 +147,7 @@ class _KvNetwork:
 
     def cancel(self, ticket: int) -> None:
         for part in range(self._parts.pop(ticket, -1) + 1):
-            self._network.cancel(_PartId(ticket, part), self._present())
+            self._network.cancel(PartId(ticket, part), self._present())
         self._arm()
 
     def _present(self) -> float:
@@ -176,7 +165,7 @@ class _KvNetwork:
         deliveries = self._network.advance(self._now_s)
         self._arm()
         for delivery in deliveries:
-            assert isinstance(delivery.transfer_id, _PartId)
+            assert isinstance(delivery.transfer_id, PartId)
             for end in self.ends.values():
                 end.delivered(*delivery.transfer_id, delivery.nbytes, delivery.start_s, delivery.end_s)
 

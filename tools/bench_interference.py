@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from emulator.core.deploy import RunSpec
 from emulator.core.records import Record
+from emulator.core.run_spec import RunSpec
 from emulator.lab.catalog_files import load_catalog
 from emulator.lab.experiment import Experiment, perform, prepare
 from emulator.lab.topology_files import load_topology

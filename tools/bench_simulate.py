@@ -24,9 +24,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from emulator.core import specs, strict
-from emulator.core.deploy import RunSpec, plan_runs
+from emulator.core import specs, strict, traffic
+from emulator.core.deploy import plan_runs
 from emulator.core.hardware import Catalog
+from emulator.core.run_spec import RunSpec
 from emulator.core.trace import Trace
 from emulator.core.workload import LoadPlan, PlannedRequest, plan_load
 from emulator.lab.catalog_files import load_catalog
@@ -119,7 +120,7 @@ def measure(case: Case, trace_file: str) -> Figures:
     catalog = load_catalog()
     startup_s, startup_bytes = time.process_time(), _peak_bytes()
     planned = topology(case)
-    trace = load_trace(Path(trace_file), specs.TraceOptions())
+    trace = load_trace(Path(trace_file), traffic.TraceOptions())
     run = plan(case, planned, trace, catalog)
     with tempfile.TemporaryDirectory() as out:
         folder = RunFolder(Path(out), run, planned, launcher=SIMULATE, shaping=MODELLED)

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from emulator.cli.progress import Display
-from emulator.core.deploy import RunSpec
-from emulator.core.summary import RunResult
+from emulator.core.run_spec import RunSpec
+from emulator.core.run_summary import RunResult
 from emulator.live.status import Underway
 
 

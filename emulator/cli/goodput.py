@@ -16,11 +16,11 @@ from emulator.cli.display import RunDisplay, stdout
 from emulator.cli.goodput_display import SearchDisplay
 from emulator.cli.options import TraceFlags, Traffic, read_topology, taking
 from emulator.cli.trace import tell_traces
+from emulator.core.compare_summary import stated_first_token
 from emulator.core.errors import CapacityError, ConfigError
 from emulator.core.hardware import Catalog
 from emulator.core.search_summary import LivePoint, SearchSummary, goodput_advantages, slo_advantages
 from emulator.core.specs import Topology
-from emulator.core.summary import stated_first_token
 from emulator.core.trace import Trace
 from emulator.core.trace_summary import summarize_trace
 from emulator.lab import docker, unprivileged

@@ -22,8 +22,8 @@ from emulator.cli.display import RunDisplay, stdout
 from emulator.cli.options import TraceFlags, Traffic, read_topology, taking
 from emulator.cli.trace import tell_traces
 from emulator.core import catalog as catalogs
+from emulator.core.deployments import KV_ELEMENT_BYTES, KvDtype
 from emulator.core.errors import ConfigError, PdemuError
-from emulator.core.specs import KV_ELEMENT_BYTES, KvDtype
 from emulator.lab import docker, leftovers, unprivileged
 from emulator.lab import experiment as lab
 from emulator.lab.catalog_files import load_catalog

@@ -21,9 +21,10 @@ import uvloop
 from emulator.cli.display import RunDisplay, stdout
 from emulator.cli.options import TraceFlags, Traffic, read_topology, taking
 from emulator.cli.trace import tell_traces
-from emulator.core.deploy import RunSpec
 from emulator.core.errors import ConfigError
-from emulator.core.specs import MaxContext, TimeUnit, Topology, TraceFormat
+from emulator.core.run_spec import RunSpec
+from emulator.core.specs import Topology
+from emulator.core.traffic import MaxContext, TimeUnit, TraceFormat
 from emulator.lab import compose as containers
 from emulator.lab import experiment as lab
 from emulator.lab import member as members

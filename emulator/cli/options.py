@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from emulator.core import specs
+from emulator.core import specs, traffic
 from emulator.core.errors import ConfigError
 from emulator.core.quantities import BitsPerSecond, Seconds, parse_span
 from emulator.core.workload import scale_rate
@@ -57,10 +57,10 @@ class TraceFlags:
         typer.Option("--trace", metavar="FILE", help="Replay this trace instead of the topology's streams."),
     ] = None
     trace_format: Annotated[
-        specs.TraceFormat | None, typer.Option("--trace-format", help="The trace's format (default: as it shows).")
+        traffic.TraceFormat | None, typer.Option("--trace-format", help="The trace's format (default: as it shows).")
     ] = None
     trace_time_unit: Annotated[
-        specs.TimeUnit | None, typer.Option("--trace-time-unit", help="Unit of its times (default: the format's).")
+        traffic.TimeUnit | None, typer.Option("--trace-time-unit", help="Unit of its times (default: the format's).")
     ] = None
     trace_sort: Annotated[
         bool, typer.Option("--trace-sort", help="Sort its rows by time, where they are not in order.")
@@ -75,7 +75,7 @@ class TraceFlags:
         int | None, typer.Option("--limit", metavar="N", help="Use at most the first N requests of the trace.")
     ] = None
     max_context: Annotated[
-        specs.MaxContext | None,
+        traffic.MaxContext | None,
         typer.Option("--max-context", help="Requests longer than the model's context: let them fail, or change that."),
     ] = None
 
@@ -98,20 +98,20 @@ class TraceFlags:
         }
         return {key: value for key, value in values.items() if value is not None}
 
-    def applied(self, workload: specs.Workload, where: Path) -> specs.Workload:
+    def applied(self, workload: traffic.Workload, where: Path) -> traffic.Workload:
         """The workload with --trace in the place of its streams, and with the other options laid over its traces."""
         given, streams = self.given(), workload.streams
         if self.trace is not None:
-            streams = (specs.Stream(name="trace", arrivals=specs.Trace(file=str(self.trace))),)
+            streams = (traffic.Stream(name="trace", arrivals=traffic.Trace(file=str(self.trace))),)
         if not given:
             return msgspec.structs.replace(workload, streams=streams)
-        if not any(isinstance(stream.arrivals, specs.Trace) for stream in streams):
+        if not any(isinstance(stream.arrivals, traffic.Trace) for stream in streams):
             raise ConfigError(
                 f"{_FLAGS[next(iter(given))]}: no stream of {where} replays a trace; give one by --trace FILE"
             )
         streams = tuple(
             msgspec.structs.replace(stream, arrivals=msgspec.structs.replace(stream.arrivals, **given))
-            if isinstance(stream.arrivals, specs.Trace)
+            if isinstance(stream.arrivals, traffic.Trace)
             else stream
             for stream in streams
         )

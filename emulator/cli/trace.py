@@ -12,7 +12,7 @@ from rich.console import Console
 
 from emulator.cli.display import stdout
 from emulator.cli.options import TraceFlags, taking
-from emulator.core import specs
+from emulator.core import traffic
 from emulator.core.errors import ConfigError
 from emulator.core.trace import Trace
 from emulator.core.trace_summary import reading_line, replay_line, summarize_trace
@@ -40,7 +40,7 @@ def trace(
     """Say what FILE is: its format, rows read, used and dropped, rate, burstiness and lengths."""
     if max_model_len is not None and max_model_len < 2:
         raise ConfigError(f"--max-model-len {max_model_len}: a prompt and an output are at least 2 tokens")
-    found = load_trace(trace, specs.TraceOptions(**options.given()), max_model_len)
+    found = load_trace(trace, traffic.TraceOptions(**options.given()), max_model_len)
     if rate is not None:
         found = _at_rate(found, rate, trace)
     summary = summarize_trace(found)

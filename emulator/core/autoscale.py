@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from emulator.core.deploy import RunSpec
 from emulator.core.records import Record, StepRecord, expand_steps
+from emulator.core.run_spec import RunSpec
 
 IDLE_SHARE = 0.5
 LATE_SHARE = 0.01

@@ -29,9 +29,9 @@ from numpy.typing import NDArray
 
 from emulator.core import roofline
 from emulator.core.cost import RooflineCost, TableCost
-from emulator.core.deploy import NodeSpec, RunSpec
 from emulator.core.hardware import FittedProfile
 from emulator.core.roles import sends_kv, takes_in_kv
+from emulator.core.run_spec import NodeSpec, RunSpec
 from emulator.core.workload import LoadPlan
 
 Limit = Literal["prefill", "decode", "prefill and decode", "KV network"]

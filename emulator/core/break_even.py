@@ -9,15 +9,10 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from emulator.core.compare_summary import BandwidthOutcome, BreakEven, DecidingMetric
 from emulator.core.quantities import MAX_BANDWIDTH_BPS, BitsPerSecond
+from emulator.core.run_summary import Distribution, RunSummary
 from emulator.core.specs import Slo, VerdictOutcome
-from emulator.core.summary import (
-    BandwidthOutcome,
-    BreakEven,
-    DecidingMetric,
-    Distribution,
-    RunSummary,
-)
 from emulator.core.turning import Change, break_even, changes, is_monotone
 from emulator.core.verdict_text import METRIC_NAMES
 

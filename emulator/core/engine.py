@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from emulator.core.deploy import NodeSpec
+from emulator.core.device_steps import DeviceSteps
 from emulator.core.effects import CloseTicket, Effect, RecordStep, Reply, RunStep
 from emulator.core.incoming import Incoming
 from emulator.core.kv_pool import KvPool
@@ -37,19 +37,17 @@ from emulator.core.messages import (
 from emulator.core.outgoing import Outgoing
 from emulator.core.records import RequestTimes
 from emulator.core.refusal import refusal
-from emulator.core.running import Running
-from emulator.core.scheduler import Scheduler, SchedulerConfig, Sequence, Status, Step
+from emulator.core.run_spec import NodeSpec
+from emulator.core.scheduler import Scheduler, SchedulerConfig
+from emulator.core.sequence import Sequence, Status, Step
 from emulator.core.token_runs import TokenRuns
-
-MOST_MERGED_STEPS = 64
-"""How far merged steps are planned at a time: most are overtaken by a change of the batch long before."""
 
 
 class Engine:
     """The engine of one node. All instants are model seconds; `new_ticket` and `kv_endpoint` serve a KV receiver.
 
     With `merge_steps` (for simulations) decode steps that are alike run as one: `busy_until_s` is when the last of them
-    ends, `step_done` is called once for all, `settle` before any other input, and their tokens are a `TokenRun`.
+    ends, `step_done` is called once for all, `device.settle` before any other input, and their tokens are a `TokenRun`.
     """
 
     def __init__(
@@ -75,15 +73,15 @@ class Engine:
         self._memory = MemoryWatch(node.name, self.scheduler, self.incoming)
         self._lives: dict[str, Life] = {}
         self._first_due: set[Sequence] = set()  # received, and without a token so far
-        self._running: Running | None = None
         self._merge_steps = merge_steps
         self._token_runs = TokenRuns()
+        self.device = DeviceSteps(self.scheduler, node.cost, self._token_runs, merge=merge_steps)
         self._heard_s = 0.0
 
     @property
     def idle(self) -> bool:
         """Nothing held, queued, reserved or running."""
-        return not self._lives and self._running is None and not len(self.outgoing) and self.pool.used_blocks == 0
+        return not self._lives and self.device.running is None and not len(self.outgoing) and self.pool.used_blocks == 0
 
     # --- inputs -----------------------------------------------------------------------------------------------
 
@@ -109,38 +107,25 @@ class Engine:
     @property
     def busy_until_s(self) -> float | None:
         """When the step (or the steps alike) that the device runs is to end; None when it has nothing to do."""
-        return self._running.bounds_s[-1] if self._running is not None else None
-
-    def settle(self, now_s: float, *, inclusive: bool) -> None:
-        """Of merged steps, count those that have ended before `now_s`, or (`inclusive`) at it."""
-        running = self._running
-        if running is None or len(running.planned_s) == 1:
-            return
-        running.settled = running.ended(now_s, inclusive=inclusive)
-        if running.settled >= running.slack:
-            self._apply_settled(running)
+        running = self.device.running
+        return running.bounds_s[-1] if running is not None else None
 
     def step_done(self, end_s: float) -> list[Effect]:
         """The device has finished its step at `end_s`. The next starts where it was to end: lateness never adds up."""
-        running = self._running
-        assert running is not None, "a step ended that was never started"
-        self._running = None
-        result = self.scheduler.complete(running.step, len(running.planned_s) - running.applied)
+        running, result = self.device.finish()
         effects: list[Effect] = [RecordStep(running.record(self.node.name, self.pool.used_blocks, end_s))]
         for sequence, _ in running.step.chunks:
             if sequence.hand_over and not sequence.ended:
                 effects += self.outgoing.computed(sequence.request_id, sequence.computed, running.end_s)
         for sequence in result.prefilled:
             effects += self._prefilled(sequence, running.end_s)
-        if self._merge_steps and running.step.decodes:
-            self._token_runs.add(running.tell(len(running.planned_s)))
         news = result.prefilled if self._merge_steps else result.tokens
         effects += self._emit([s for s in news if not s.hand_over], [s for s in result.full if not s.hand_over])
         return effects + self._advance(running.end_s)
 
     def step_progress(self, groups: int) -> list[Effect]:
         """The running step has got to the end of its first `groups` groups of layers (`RunStep.progress`)."""
-        running = self._running
+        running = self.device.running
         assert running is not None, "progress of a step that was never started"
         now_s = running.start_s + self.outgoing.progress[groups - 1] * running.planned_s[0]
         effects: list[Effect] = []
@@ -152,13 +137,10 @@ class Engine:
 
     def cut(self) -> list[Effect]:
         """The run is over: what the merged steps that are settled have brought, and what memory has been."""
-        running = self._running
         effects: list[Effect] = []
-        if running is not None and running.settled:
-            self._note_settled(running)
-            running.shorten(0)
+        running = self.device.cut()
+        if running is not None:
             effects.append(RecordStep(running.record(self.node.name, self.pool.used_blocks, running.end_s)))
-            self._running = None
         return [*effects, *self._token_runs.tell_all(), *self._memory.tell()]
 
     def kv_arrived(self, ticket: int, nbytes: int, start_s: float, end_s: float, now_s: float) -> list[Effect]:
@@ -174,7 +156,7 @@ class Engine:
         else:
             sequence.generated = 1
         self._lives[request.request_id] = Life(sequence)
-        self._close_ranks()
+        self.device.close_ranks()
         self.scheduler.add_with_kv(sequence)
         times = RequestTimes(kv_start_s=start_s, kv_end_s=end_s, kv_bytes=nbytes)
         streamed = [sequence] if request.first_token == "handoff" else []
@@ -209,7 +191,7 @@ class Engine:
         if hand_over:
             self.outgoing.expect(message.request_id, message.prompt_tokens)
         if not waits:
-            self._close_ranks()
+            self.device.close_ranks()
             self.scheduler.add(sequence)
         return []
 
@@ -225,7 +207,7 @@ class Engine:
         life = self._lives.get(request_id)
         if life is not None and life.awaits_ticket:
             life.awaits_ticket, life.admitted_s = False, now_s
-            self._close_ranks()
+            self.device.close_ranks()
             self.scheduler.add(life.sequence)
 
     def _send_kv(self, message: SendKv, now_s: float) -> list[Effect]:
@@ -267,13 +249,12 @@ class Engine:
         return []
 
     def _drop(self, request_id: str) -> list[Effect]:
-        self._close_ranks()
+        self.device.close_ranks()
         self._memory.due = True
         effects = self.outgoing.drop(request_id) + self.incoming.drop(request_id)
         life = self._lives.pop(request_id, None)
         if life is not None:
-            if self._running is not None:
-                self._note_settled(self._running)
+            self.device.note_settled()
             effects += self._token_runs.tell(life.sequence)
             self.scheduler.remove(life.sequence, Status.FINISHED_ABORTED)
             self._first_due.discard(life.sequence)
@@ -282,12 +263,12 @@ class Engine:
     def _advance(self, now_s: float) -> list[Effect]:
         """Keep the device busy; memory that running and preempted sequences do not need goes to KV yet to come."""
         effects: list[Effect] = []
-        step = self._plan_step(now_s, effects) if self._running is None else None
+        step = self._plan_step(now_s, effects) if self.device.running is None else None
         if self.incoming.waiting and not self.scheduler.preempted_waiting:
             granted = self.incoming.grant()
             self._memory.due |= bool(granted)
             if granted and step is None:
-                self._keep_within_memory()
+                self.device.keep_within_memory()
             effects += granted
         if self.incoming.reads.due:
             effects += self.incoming.read()
@@ -321,21 +302,13 @@ class Engine:
         return Reply(Preempted(victim.request_id, victim.generated, self._lives.pop(victim.request_id).times()))
 
     def _start(self, step: Step, now_s: float) -> RunStep:
-        shape, cost = step.shape(), self.node.cost
-        if self._merges(step):
-            most, slack = min(self.scheduler.repeats(step), MOST_MERGED_STEPS), self.scheduler.slack(step)
-            if most > slack:
-                most = self.scheduler.room(step, most)
-            planned_s = cost.decode_steps_s(shape.decode_batch, shape.decode_context_sum, most)
-            self._running = Running(step, now_s, planned_s, slack)
-        else:
-            planned_s = [cost.step_s(shape)]
-            self._running = Running(step, now_s, planned_s, slack=1)
-        self._note_first(step.decodes, now_s + planned_s[0])
+        shape = step.shape()
+        planned_s = self.device.start(step, shape, now_s)
+        self._note_first(step.decodes, now_s + planned_s)
         progress = self.outgoing.progress
         if progress and not any(sequence.hand_over for sequence, _ in step.chunks):
             progress = ()
-        return RunStep(now_s, planned_s[0], shape, progress)
+        return RunStep(now_s, planned_s, shape, progress)
 
     def _note_first(self, sequences: Iterable[Sequence], end_s: float) -> None:
         """The step that ends at `end_s` brings the first token of those of these that have none."""
@@ -343,35 +316,6 @@ class Engine:
             for sequence in self._first_due.intersection(sequences):
                 self._lives[sequence.request_id].streamed_s = end_s
                 self._first_due.remove(sequence)
-
-    # --- merged steps -----------------------------------------------------------------------------------------
-
-    def _merges(self, step: Step) -> bool:
-        return self._merge_steps and not step.chunks
-
-    def _apply_settled(self, running: Running) -> None:
-        if running.settled > running.applied:
-            self.scheduler.repeat(running.step, running.settled - running.applied)
-            running.applied = running.settled
-            running.slack = running.applied + self.scheduler.slack(running.step)
-
-    def _keep_within_memory(self) -> None:
-        """Blocks have been given away: merged steps go on only as far as there are enough of them."""
-        running = self._running
-        if running is not None and running.left > 1 and running.slack < len(running.planned_s):
-            self._apply_settled(running)
-            running.shorten(self.scheduler.room(running.step, running.left))
-
-    def _close_ranks(self) -> None:
-        """The next batch is another one: of merged steps only the present one remains."""
-        if self._running is not None and len(self._running.planned_s) > 1:
-            self._running.shorten(1)
-
-    def _note_settled(self, running: Running) -> None:
-        """Note the tokens of settled steps, before somebody leaves in the midst of merged ones."""
-        if running.settled > running.told:
-            self._apply_settled(running)
-            self._token_runs.add(running.tell(running.settled))
 
     def check_integrity(self) -> None:
         """The invariants of all parts, and that blocks belong to requests that are here."""

@@ -11,10 +11,11 @@ from typing import Any
 
 import msgspec
 
+from emulator.core.compare_summary import Expected, Verdict
 from emulator.core.errors import ConfigError
 from emulator.core.quantities import BitsPerSecond
+from emulator.core.run_summary import RunSummary
 from emulator.core.specs import Expectation, Topology
-from emulator.core.summary import Expected, RunSummary, Verdict
 from emulator.core.verdict import best_baseline
 
 

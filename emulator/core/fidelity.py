@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from emulator.core.deploy import RunSpec
 from emulator.core.link import Part, expected_ends
 from emulator.core.probe import Probe
 from emulator.core.records import Record, StepRecord
-from emulator.core.summary import Fidelity
+from emulator.core.run_spec import RunSpec
+from emulator.core.run_summary import Fidelity
 
 STEP_LATENESS_MS = 1.0
 STEP_LATENESS_SHARE = 0.04

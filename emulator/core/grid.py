@@ -15,16 +15,12 @@ from typing import Literal, get_args
 import msgspec
 
 from emulator.core import verdict
-from emulator.core.deploy import RunSpec
+from emulator.core.compare_summary import DecidingMetric, Verdict
+from emulator.core.deployments import Role
 from emulator.core.metrics import PARTS
-from emulator.core.specs import Role, Slo, VerdictOutcome
-from emulator.core.summary import (
-    DecidingMetric,
-    RunResult,
-    RunSummary,
-    Verdict,
-    summarize,
-)
+from emulator.core.run_spec import RunSpec
+from emulator.core.run_summary import RunResult, RunSummary, summarize
+from emulator.core.specs import Slo, VerdictOutcome
 
 Axis = Literal["kv_bandwidth_bps", "rate_per_s", "prompt_tokens", "output_tokens"]
 AXES: tuple[Axis, ...] = get_args(Axis)

@@ -8,10 +8,10 @@ admitted by a word of its own.
 
 from __future__ import annotations
 
-from emulator.core.deploy import RouterSpec
 from emulator.core.effects import Send
 from emulator.core.messages import Admit, KvComputed, Prefill, ReadKv, Reserve, Reserved, SendKv
 from emulator.core.placement import Node, Request
+from emulator.core.run_spec import RouterSpec
 
 
 def prefill(spec: RouterSpec, request: Request, node: Node) -> Send:

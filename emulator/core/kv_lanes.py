@@ -20,7 +20,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from emulator.core.specs import TransferOrder
+from emulator.core.deployments import TransferOrder
 
 
 @dataclass(slots=True, eq=False)

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from emulator.core import specs
+from emulator.core import traffic
 
 JointName = Literal["azure-conv-like"]
 
@@ -22,11 +22,24 @@ JointName = Literal["azure-conv-like"]
 class LengthPair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Prompt and output lengths drawn independently of each other."""
 
-    prompt: specs.Length
-    output: specs.Length
+    prompt: traffic.Length
+    output: traffic.Length
 
 
 Lengths = LengthPair | JointName
+
+
+class StatedLengths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The largest lengths that a stream states, in tokens."""
+
+    stream: str
+    prompt_tokens: int
+    output_tokens: int
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and output together."""
+        return self.prompt_tokens + self.output_tokens
 
 
 class PublishedQuantiles(NamedTuple):
@@ -46,7 +59,7 @@ AZURE_CONV_PROMPT = PublishedQuantiles(minimum=2, p50=1020, mean=1155, p90=2734,
 AZURE_CONV_OUTPUT = PublishedQuantiles(minimum=7, p50=129, mean=211, p90=424, p99=601, maximum=1000)
 
 
-def stream_lengths(stream: specs.Stream) -> Lengths:
+def stream_lengths(stream: traffic.Stream) -> Lengths:
     """The lengths that a stream draws."""
     if stream.lengths is not None:
         return stream.lengths
@@ -55,8 +68,46 @@ def stream_lengths(stream: specs.Stream) -> Lengths:
     return LengthPair(_as_length(stream.prompt_tokens), _as_length(stream.output_tokens))
 
 
-def _as_length(length: int | specs.Length) -> specs.Length:
-    return specs.FixedLength(tokens=length) if isinstance(length, int) else length
+def _as_length(length: int | traffic.Length) -> traffic.Length:
+    return traffic.FixedLength(tokens=length) if isinstance(length, int) else length
+
+
+def stated_lengths(workload: traffic.Workload) -> tuple[StatedLengths, ...]:
+    """The largest prompt and output that each stream states, so that what can never fit is refused before a run.
+
+    A fixed length and a uniform's `high` are stated; of a lognormal only `low` is certain. Traces and named sets
+    state nothing: their rare giants are requests that fail, not runs that cannot be.
+    """
+    stated = []
+    for stream in workload.streams:
+        if stream.prompt_tokens is not None:
+            lengths = stream_lengths(stream)
+            assert isinstance(lengths, LengthPair)
+            stated.append(StatedLengths(stream.name, _stated(lengths.prompt), _stated(lengths.output)))
+    return tuple(stated)
+
+
+def stated_shortest_prompts(workload: traffic.Workload) -> tuple[tuple[str, int], ...]:
+    """The shortest prompt that each stream states, by the stream's name; of a lognormal only `high` is certain."""
+    stated = []
+    for stream in workload.streams:
+        if stream.prompt_tokens is not None:
+            lengths = stream_lengths(stream)
+            assert isinstance(lengths, LengthPair)
+            stated.append((stream.name, _stated_shortest(lengths.prompt)))
+    return tuple(stated)
+
+
+def _stated(length: traffic.Length) -> int:
+    if isinstance(length, traffic.FixedLength):
+        return length.tokens
+    return length.high if isinstance(length, traffic.UniformLength) else length.low
+
+
+def _stated_shortest(length: traffic.Length) -> int:
+    if isinstance(length, traffic.FixedLength):
+        return length.tokens
+    return length.low if isinstance(length, traffic.UniformLength) else length.high
 
 
 class LengthSource:
@@ -81,10 +132,10 @@ class LengthSource:
         return list(zip(prompts.tolist(), outputs.tolist(), strict=True))
 
 
-def _draw(length: specs.Length, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
-    if isinstance(length, specs.FixedLength):
+def _draw(length: traffic.Length, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
+    if isinstance(length, traffic.FixedLength):
         return np.full(n, length.tokens, dtype=np.int64)
-    if isinstance(length, specs.UniformLength):
+    if isinstance(length, traffic.UniformLength):
         return length.low + np.floor(rng.random(n) * (length.high - length.low + 1)).astype(np.int64)
     # Clipped before exp, where a large sigma would overflow.
     logs = math.log(length.median) + length.sigma * rng.standard_normal(n)

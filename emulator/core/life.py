@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from emulator.core.records import RequestTimes
-from emulator.core.scheduler import Sequence
+from emulator.core.sequence import Sequence
 
 
 @dataclass(slots=True, eq=False)

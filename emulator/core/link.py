@@ -23,9 +23,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from emulator.core.deployments import TransferOrder
 from emulator.core.fair_share import Pair, Rates, check_shares, fair_shares
 from emulator.core.kv_lanes import Lane, Message
-from emulator.core.specs import TransferOrder
 
 
 class Delivery(NamedTuple):

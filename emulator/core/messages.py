@@ -1,4 +1,4 @@
-"""Every control message, one section per receiver. On the wire each is one msgpack map with its `type`.
+"""Every control message, one section per receiver. `core.message_codec` puts them on the wire.
 
 The router stands in the middle: clients and nodes speak to it alone, so a ticket, a token or an abort takes at most
 two hops and every node needs one connection. Bulk KV never travels here.
@@ -16,23 +16,18 @@ two hops and every node needs one connection. Bulk KV never travels here.
 A run: every peer says Hello and compares its clock with the router's; once all nodes are there, the router has each
 pair's link probed, and the client hears Assembled and begins; when its load has ended it says Stop, and every process
 sends its Report through the router to the client before it leaves.
-
-Decoding is strict and bounded: unknown types and fields, wrong types and oversized payloads raise ProtocolError.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-import msgpack
 import msgspec
 
-from emulator.core.errors import ProtocolError
+from emulator.core.deployments import FirstToken
 from emulator.core.records import RequestTimes
-from emulator.core.specs import FirstToken
 
 FinishReason = Literal["length", "stop", "aborted", "error"]
-MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", omit_defaults=True):
@@ -344,37 +339,3 @@ ToRouter = (
 ToPeer = Welcome | ClockReading | Begin | Stop
 ToNode = ToPeer | Generate | Prefill | Admit | Reserve | KvComputed | SendKv | Release | Abort | OpenProbe | SendProbe
 ToClient = ToPeer | Tokens | Finished | Assembled | Report
-
-
-def encode(message: Message) -> bytes:
-    """One message as msgpack."""
-    packed = msgpack.packb(msgspec.to_builtins(message, builtin_types=(bytes,)), use_bin_type=True)
-    assert isinstance(packed, bytes)
-    return packed
-
-
-def decode_to_router(data: bytes) -> ToRouter:
-    """Strictly decode what arrives at the router; raises ProtocolError."""
-    message: ToRouter = _convert(data, ToRouter)
-    return message
-
-
-def decode_to_node(data: bytes) -> ToNode:
-    """Strictly decode what arrives at a node; raises ProtocolError."""
-    message: ToNode = _convert(data, ToNode)
-    return message
-
-
-def decode_to_client(data: bytes) -> ToClient:
-    """Strictly decode what arrives at a client; raises ProtocolError."""
-    message: ToClient = _convert(data, ToClient)
-    return message
-
-
-def _convert(data: bytes, kind: Any) -> Any:
-    if len(data) > MAX_MESSAGE_BYTES:
-        raise ProtocolError(f"a control message of {len(data)} bytes is above {MAX_MESSAGE_BYTES}")
-    try:
-        return msgspec.convert(msgpack.unpackb(data), kind)
-    except (msgspec.ValidationError, ValueError, TypeError, msgpack.UnpackException) as error:
-        raise ProtocolError(f"not a control message: {error}") from None

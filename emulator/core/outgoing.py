@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from emulator.core.deployments import Overlap
 from emulator.core.effects import CancelTransmit, Effect, Transmit
-from emulator.core.specs import Overlap
 
 
 @dataclass(slots=True, eq=False)

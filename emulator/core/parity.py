@@ -6,7 +6,8 @@ is what those cost, and where a decision fell the other way because of them.
 
 from __future__ import annotations
 
-from emulator.core.summary import Deviation, JudgedMetric, Percentile, RunParity, RunSummary
+from emulator.core.compare_summary import Deviation, JudgedMetric, Percentile, RunParity
+from emulator.core.run_summary import RunSummary
 
 METRICS: tuple[JudgedMetric, ...] = ("ttft_ms", "tpot_ms")
 BOUNDS: dict[Percentile, float] = {"p50": 0.03, "p90": 0.03, "p99": 0.05}

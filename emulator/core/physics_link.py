@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from emulator.core.deploy import LinkSpec, RunSpec
 from emulator.core.records import Record, expand_times
+from emulator.core.run_spec import LinkSpec, RunSpec
 from emulator.core.shaping import Bucket
 
 

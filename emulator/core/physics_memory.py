@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from emulator.core.deploy import RunSpec
+from emulator.core.physics_rules import said
 from emulator.core.records import MemoryRecord
+from emulator.core.run_spec import RunSpec
 
 
 def memory_violations(run: RunSpec, rows: Iterable[MemoryRecord]) -> list[str]:
@@ -20,5 +21,4 @@ def memory_violations(run: RunSpec, rows: Iterable[MemoryRecord]) -> list[str]:
             and row.reserved_blocks + row.held_blocks <= row.used_blocks <= blocks.get(row.node, -1)
         )
     ]
-    more = f" (and {len(cases) - 1} more)" if len(cases) > 1 else ""
-    return [f"KV memory is not conserved: {cases[0]}{more}"] if cases else []
+    return said("KV memory is not conserved", cases)

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from emulator.core.deployments import Role, RoleSwitching, Routing
 from emulator.core.records import RequestTimes
-from emulator.core.specs import Role, RoleSwitching, Routing
 
 Phase = Literal["prefill", "decode", "colocated"]
 _HELPERS: dict[Phase, Role] = {"prefill": "decode", "decode": "prefill"}

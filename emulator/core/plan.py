@@ -12,12 +12,13 @@ import msgspec
 import numpy as np
 
 from emulator.core.bounds import Limit
-from emulator.core.deploy import RunSpec
+from emulator.core.deployments import Policy, Role
 from emulator.core.metrics import Metric, measure
 from emulator.core.records import Record, StepRecord
+from emulator.core.run_spec import RunSpec
+from emulator.core.run_summary import RunResult
 from emulator.core.search import BoundedBy
-from emulator.core.specs import Policy, Role, Slo
-from emulator.core.summary import RunResult
+from emulator.core.specs import Slo
 from emulator.core.upkeep import COST_BASIS, Upkeep, per_kj
 
 Objective = Literal["goodput", "per-dollar", "per-watt"]

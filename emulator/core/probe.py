@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from emulator.core.deploy import RunSpec
 from emulator.core.messages import LinkProbe, Message, OpenProbe, ProbeDone, ProbeOpened, SendProbe
+from emulator.core.run_spec import RunSpec
 from emulator.core.scaling import Scaling
 
 MIN_BYTES, MAX_BYTES = 20_000_000, 50_000_000

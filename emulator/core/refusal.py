@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from emulator.core.deploy import NodeSpec
 from emulator.core.messages import Generate, Prefill, Reserve
+from emulator.core.run_spec import NodeSpec
 
 
 def refusal(node: NodeSpec, message: Generate | Prefill | Reserve) -> str:

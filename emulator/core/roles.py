@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from emulator.core.specs import Role
+from emulator.core.deployments import Role
 
 
 def sends_kv(role: Role, *, switching: bool) -> bool:

@@ -19,7 +19,6 @@ for the present one.
 from __future__ import annotations
 
 from emulator.core import handover
-from emulator.core.deploy import RouterSpec
 from emulator.core.effects import Send
 from emulator.core.messages import (
     Abort,
@@ -46,6 +45,7 @@ from emulator.core.messages import (
 )
 from emulator.core.placement import ATTEMPT, Node, Phase, Placement, Request
 from emulator.core.records import RequestTimes
+from emulator.core.run_spec import RouterSpec
 
 MAX_ATTEMPTS = 3
 

@@ -12,7 +12,7 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 
 from emulator.core.records import StepRecord, TimeRun
-from emulator.core.scheduler import Step
+from emulator.core.sequence import Step
 
 
 @dataclass(slots=True, eq=False)

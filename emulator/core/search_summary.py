@@ -10,10 +10,11 @@ from typing import Literal
 
 import msgspec
 
+from emulator.core.compare_summary import StatedFirstToken
+from emulator.core.run_summary import Fidelity
 from emulator.core.search import Goodput
 from emulator.core.slo_scale import SloScale
 from emulator.core.specs import Slo
-from emulator.core.summary import Fidelity, StatedFirstToken
 from emulator.core.trace_summary import TraceSummary
 from emulator.core.upkeep import COST_BASIS
 

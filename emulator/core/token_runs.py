@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from emulator.core.effects import TokenRun
 from emulator.core.records import TimeRun
-from emulator.core.scheduler import Sequence
+from emulator.core.sequence import Sequence
 
 
 class TokenRuns:

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from emulator.core.specs import TimeUnit, TraceFormat
+from emulator.core.traffic import TimeUnit, TraceFormat
 
 DropReason = Literal[
     "no_time", "no_length", "outside_slice", "no_output_tokens", "no_prompt_tokens", "over_context", "beyond_limit"

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from emulator.core.errors import ConfigError
 from emulator.core.quantities import parse_span
-from emulator.core.specs import TraceOptions
 from emulator.core.trace import DropReason, Trace, TraceReading, TraceRow
 from emulator.core.trace_formats.columns import Columns
 from emulator.core.trace_formats.detection import read_columns
+from emulator.core.traffic import TraceOptions
 
 _Integers = NDArray[np.int64]
 _NS = 1e9

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from emulator.core import specs
+from emulator.core import traffic
 from emulator.core.trace import Trace, TraceReading
 from emulator.core.trace_selection import counted, dropped_text
 from emulator.core.workload import LoadPlan
@@ -67,7 +67,7 @@ def summarize_trace(trace: Trace) -> TraceSummary:
     )
 
 
-def replayed(workload: specs.Workload, traces: Mapping[str, Trace], load: LoadPlan) -> tuple[ReplayedTrace, ...]:
+def replayed(workload: traffic.Workload, traces: Mapping[str, Trace], load: LoadPlan) -> tuple[ReplayedTrace, ...]:
     """Every trace that a load replays, with how many of its requests are sent."""
     sent = dict.fromkeys(traces, 0)
     for request in load.open:

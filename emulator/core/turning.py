@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
+from emulator.core.compare_summary import BreakEven
 from emulator.core.specs import VerdictOutcome
-from emulator.core.summary import BreakEven
 
 START_FACTOR = 2.0
 FINEST_TOLERANCE = 0.001

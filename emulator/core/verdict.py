@@ -24,21 +24,20 @@ import numpy as np
 
 from emulator.core import metrics
 from emulator.core.bootstrap import interval_of_mean
-from emulator.core.errors import ConfigError
-from emulator.core.metrics import METRICS, PARTS, Bools, Floats, Measurements
-from emulator.core.quantities import BitsPerSecond
-from emulator.core.specs import Slo, VerdictOutcome
-from emulator.core.summary import (
+from emulator.core.compare_summary import (
     BandwidthOutcome,
     BreakEven,
     BreakEvenReason,
     DecidingMetric,
     Difference,
-    RunResult,
-    RunSummary,
     Verdict,
     Withheld,
 )
+from emulator.core.errors import ConfigError
+from emulator.core.metrics import METRICS, PARTS, Bools, Floats, Measurements
+from emulator.core.quantities import BitsPerSecond
+from emulator.core.run_summary import RunResult, RunSummary
+from emulator.core.specs import Slo, VerdictOutcome
 from emulator.core.verdict_text import Comparison, write_text
 
 MATERIAL_SHARE_OF_BOUND = 0.05

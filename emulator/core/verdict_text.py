@@ -8,17 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from emulator.core.compare_summary import BandwidthOutcome, BreakEven, BreakEvenReason, DecidingMetric, Difference
 from emulator.core.metrics import METRICS, Metric, Part
 from emulator.core.quantities import BitsPerSecond
+from emulator.core.run_summary import RunSummary
 from emulator.core.specs import VerdictOutcome
-from emulator.core.summary import (
-    BandwidthOutcome,
-    BreakEven,
-    BreakEvenReason,
-    DecidingMetric,
-    Difference,
-    RunSummary,
-)
 
 METRIC_NAMES: Mapping[DecidingMetric, str] = {
     "slo_attainment": "SLO attainment",

@@ -18,17 +18,17 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from emulator.core import specs
+from emulator.core import traffic
 from emulator.core.errors import ConfigError
-from emulator.core.lengths import LengthPair, Lengths, LengthSource, stream_lengths
+from emulator.core.lengths import Lengths, LengthSource, stream_lengths
 from emulator.core.trace import Trace
 
 MAX_REQUESTS = 200_000
 _CHUNK = 4096  # fixed, so that sums of gaps are the same whatever the rate
 _NO_TRACES: Mapping[str, Trace] = MappingProxyType({})
 
-RandomArrivals = specs.Poisson | specs.Gamma
-RatedArrivals = specs.Poisson | specs.Gamma | specs.Constant | specs.Trace
+RandomArrivals = traffic.Poisson | traffic.Gamma
+RatedArrivals = traffic.Poisson | traffic.Gamma | traffic.Constant | traffic.Trace
 
 
 class PlannedRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -76,20 +76,7 @@ class LoadPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drain_s: float
 
 
-class StatedLengths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The largest lengths that a stream states, in tokens."""
-
-    stream: str
-    prompt_tokens: int
-    output_tokens: int
-
-    @property
-    def total_tokens(self) -> int:
-        """Prompt and output together."""
-        return self.prompt_tokens + self.output_tokens
-
-
-def plan_load(workload: specs.Workload, traces: Mapping[str, Trace]) -> LoadPlan:
+def plan_load(workload: traffic.Workload, traces: Mapping[str, Trace]) -> LoadPlan:
     """Draw every request of a run; `traces` has, by the stream's name, the trace of each stream that replays one.
 
     Raises ConfigError for traffic that cannot be: times at or after the end, users that would never start, a trace
@@ -98,9 +85,9 @@ def plan_load(workload: specs.Workload, traces: Mapping[str, Trace]) -> LoadPlan
     requests: list[PlannedRequest] = []
     users: list[UserPlan] = []
     for stream in workload.streams:
-        if isinstance(stream.arrivals, specs.ClosedLoop):
+        if isinstance(stream.arrivals, traffic.ClosedLoop):
             users += _plan_users(stream, stream.arrivals, workload)
-        elif isinstance(stream.arrivals, specs.Trace):
+        elif isinstance(stream.arrivals, traffic.Trace):
             requests += _replay(stream, stream.arrivals, workload, traces)
         else:
             requests += _plan_open(stream, stream.arrivals, workload)
@@ -114,7 +101,7 @@ def plan_load(workload: specs.Workload, traces: Mapping[str, Trace]) -> LoadPlan
     return LoadPlan(tuple(requests), tuple(users), duration_s, float(workload.drain))
 
 
-def open_rate_per_s(workload: specs.Workload, traces: Mapping[str, Trace] = _NO_TRACES) -> float:
+def open_rate_per_s(workload: traffic.Workload, traces: Mapping[str, Trace] = _NO_TRACES) -> float:
     """Requests per second of all streams that have a rate: poisson, constant, gamma, and traces (their mean rate).
 
     `at` streams are single events without a rate, closed-loop users make theirs as they go: neither counts.
@@ -122,7 +109,9 @@ def open_rate_per_s(workload: specs.Workload, traces: Mapping[str, Trace] = _NO_
     return math.fsum(_rate_per_s(stream, arrivals, traces) for stream, arrivals in _rated(workload))
 
 
-def scale_rate(workload: specs.Workload, rate_per_s: float, traces: Mapping[str, Trace] = _NO_TRACES) -> specs.Workload:
+def scale_rate(
+    workload: traffic.Workload, rate_per_s: float, traces: Mapping[str, Trace] = _NO_TRACES
+) -> traffic.Workload:
     """The same workload at a total open-loop rate (see `open_rate_per_s`) of `rate_per_s`, all streams in proportion.
 
     `traces` is needed where a trace stream keeps its own pace. Raises ConfigError when there is no stream with a
@@ -148,7 +137,7 @@ def scale_rate(workload: specs.Workload, rate_per_s: float, traces: Mapping[str,
     return msgspec.structs.replace(workload, streams=tuple(streams))
 
 
-def _rates(workload: specs.Workload, traces: Mapping[str, Trace]) -> dict[str, float]:
+def _rates(workload: traffic.Workload, traces: Mapping[str, Trace]) -> dict[str, float]:
     """The rate of each stream that has one; that of a trace without times may be any when it is the only one."""
     rated = list(_rated(workload))
     if len(rated) == 1 and (trace := traces.get(rated[0][0].name)) is not None and not trace.timed:
@@ -156,61 +145,23 @@ def _rates(workload: specs.Workload, traces: Mapping[str, Trace]) -> dict[str, f
     return {stream.name: _rate_per_s(stream, arrivals, traces) for stream, arrivals in rated}
 
 
-def stated_lengths(workload: specs.Workload) -> tuple[StatedLengths, ...]:
-    """The largest prompt and output that each stream states, so that what can never fit is refused before a run.
-
-    A fixed length and a uniform's `high` are stated; of a lognormal only `low` is certain. Traces and named sets
-    state nothing: their rare giants are requests that fail, not runs that cannot be.
-    """
-    stated = []
-    for stream in workload.streams:
-        if stream.prompt_tokens is not None:
-            lengths = stream_lengths(stream)
-            assert isinstance(lengths, LengthPair)
-            stated.append(StatedLengths(stream.name, _stated(lengths.prompt), _stated(lengths.output)))
-    return tuple(stated)
-
-
-def stated_shortest_prompts(workload: specs.Workload) -> tuple[tuple[str, int], ...]:
-    """The shortest prompt that each stream states, by the stream's name; of a lognormal only `high` is certain."""
-    stated = []
-    for stream in workload.streams:
-        if stream.prompt_tokens is not None:
-            lengths = stream_lengths(stream)
-            assert isinstance(lengths, LengthPair)
-            stated.append((stream.name, _stated_shortest(lengths.prompt)))
-    return tuple(stated)
-
-
-def _stated(length: specs.Length) -> int:
-    if isinstance(length, specs.FixedLength):
-        return length.tokens
-    return length.high if isinstance(length, specs.UniformLength) else length.low
-
-
-def _stated_shortest(length: specs.Length) -> int:
-    if isinstance(length, specs.FixedLength):
-        return length.tokens
-    return length.low if isinstance(length, specs.UniformLength) else length.high
-
-
-def _rated(workload: specs.Workload) -> Iterator[tuple[specs.Stream, RatedArrivals]]:
+def _rated(workload: traffic.Workload) -> Iterator[tuple[traffic.Stream, RatedArrivals]]:
     for stream in workload.streams:
         if isinstance(stream.arrivals, RatedArrivals):
             yield stream, stream.arrivals
 
 
-def _rate_per_s(stream: specs.Stream, arrivals: RatedArrivals, traces: Mapping[str, Trace]) -> float:
+def _rate_per_s(stream: traffic.Stream, arrivals: RatedArrivals, traces: Mapping[str, Trace]) -> float:
     if arrivals.rate_per_s is not None:
         return arrivals.rate_per_s
-    assert isinstance(arrivals, specs.Trace)
+    assert isinstance(arrivals, traffic.Trace)
     return _own_rate_per_s(stream, arrivals, traces)
 
 
 # --- streams --------------------------------------------------------------------------------------------------
 
 
-def _seed(workload: specs.Workload, *key: str | int) -> int:
+def _seed(workload: traffic.Workload, *key: str | int) -> int:
     """A seed that depends on the workload's and on `key` alone."""
     words = [int.from_bytes(hashlib.sha256(str(part).encode()).digest()[:8], "big") for part in key]
     sequence = np.random.SeedSequence(entropy=workload.seed, spawn_key=tuple(words))
@@ -218,12 +169,12 @@ def _seed(workload: specs.Workload, *key: str | int) -> int:
 
 
 def _plan_open(
-    stream: specs.Stream,
-    arrivals: RandomArrivals | specs.Constant | specs.At,
-    workload: specs.Workload,
+    stream: traffic.Stream,
+    arrivals: RandomArrivals | traffic.Constant | traffic.At,
+    workload: traffic.Workload,
 ) -> Iterator[PlannedRequest]:
     duration_s = float(workload.duration)
-    if isinstance(arrivals, specs.At):
+    if isinstance(arrivals, traffic.At):
         times = sorted(arrivals.times_s)
         if times and times[-1] >= duration_s:
             raise ConfigError(
@@ -232,7 +183,7 @@ def _plan_open(
             )
     else:
         _check_count(stream, arrivals.rate_per_s, duration_s)
-        if isinstance(arrivals, specs.Constant):
+        if isinstance(arrivals, traffic.Constant):
             times = _constant_times(arrivals.rate_per_s, duration_s)
         else:
             rng = np.random.default_rng(_seed(workload, stream.name, "arrivals"))
@@ -243,7 +194,7 @@ def _plan_open(
         yield PlannedRequest(f"{stream.name}-{n:05d}", stream.name, time_s, prompt, output)
 
 
-def _check_count(stream: specs.Stream, rate_per_s: float, duration_s: float) -> None:
+def _check_count(stream: traffic.Stream, rate_per_s: float, duration_s: float) -> None:
     if (n := rate_per_s * duration_s) > MAX_REQUESTS:
         raise ConfigError(
             f"stream {stream.name}: {rate_per_s:g} requests per second over {duration_s:g}s are {n:.3g}; "
@@ -258,7 +209,7 @@ def _constant_times(rate_per_s: float, duration_s: float) -> list[float]:
 
 
 def _random_times(
-    stream: specs.Stream, arrivals: RandomArrivals, rng: np.random.Generator, duration_s: float
+    stream: traffic.Stream, arrivals: RandomArrivals, rng: np.random.Generator, duration_s: float
 ) -> list[float]:
     """Sums of gaps below the duration, the first gap counting from 0.
 
@@ -278,12 +229,12 @@ def _random_times(
 
 def _unit_gaps(arrivals: RandomArrivals, rng: np.random.Generator) -> NDArray[np.float64]:
     """Gaps of mean 1; gamma with shape = burstiness, as vLLM's benchmark (`vllm bench serve --burstiness`)."""
-    if isinstance(arrivals, specs.Poisson):
+    if isinstance(arrivals, traffic.Poisson):
         return rng.standard_exponential(_CHUNK)
     return rng.standard_gamma(arrivals.burstiness, _CHUNK) / arrivals.burstiness
 
 
-def _plan_users(stream: specs.Stream, loop: specs.ClosedLoop, workload: specs.Workload) -> Iterator[UserPlan]:
+def _plan_users(stream: traffic.Stream, loop: traffic.ClosedLoop, workload: traffic.Workload) -> Iterator[UserPlan]:
     duration_s = float(workload.duration)
     if loop.users > MAX_REQUESTS:
         raise ConfigError(f"stream {stream.name}: {loop.users} users; at most {MAX_REQUESTS} are possible")
@@ -300,7 +251,7 @@ def _plan_users(stream: specs.Stream, loop: specs.ClosedLoop, workload: specs.Wo
 
 
 def _replay(
-    stream: specs.Stream, arrivals: specs.Trace, workload: specs.Workload, traces: Mapping[str, Trace]
+    stream: traffic.Stream, arrivals: traffic.Trace, workload: traffic.Workload, traces: Mapping[str, Trace]
 ) -> Iterator[PlannedRequest]:
     """The trace's rows at its own pace; with a rate, its first rate × duration rows, their times stretched to fit.
 
@@ -327,22 +278,22 @@ def _replay(
 
 
 def _replay_at_random(
-    stream: specs.Stream, trace: Trace, rate_per_s: float, workload: specs.Workload
+    stream: traffic.Stream, trace: Trace, rate_per_s: float, workload: traffic.Workload
 ) -> Iterator[PlannedRequest]:
     _check_count(stream, rate_per_s, float(workload.duration))
     rng = np.random.default_rng(_seed(workload, stream.name, "arrivals"))
-    times = _random_times(stream, specs.Poisson(rate_per_s=rate_per_s), rng, float(workload.duration))
+    times = _random_times(stream, traffic.Poisson(rate_per_s=rate_per_s), rng, float(workload.duration))
     for n, (time_s, row) in enumerate(zip(times, trace.rows, strict=False)):
         yield PlannedRequest(f"{stream.name}-{n:05d}", stream.name, time_s, row.prompt_tokens, row.output_tokens)
 
 
-def _trace(stream: specs.Stream, arrivals: specs.Trace, traces: Mapping[str, Trace]) -> Trace:
+def _trace(stream: traffic.Stream, arrivals: traffic.Trace, traces: Mapping[str, Trace]) -> Trace:
     if stream.name not in traces:
         raise ConfigError(f"stream {stream.name}: the trace {arrivals.file} has not been read")
     return traces[stream.name]
 
 
-def _own_rate_per_s(stream: specs.Stream, arrivals: specs.Trace, traces: Mapping[str, Trace]) -> float:
+def _own_rate_per_s(stream: traffic.Stream, arrivals: traffic.Trace, traces: Mapping[str, Trace]) -> float:
     trace = _trace(stream, arrivals, traces)
     if not trace.timed:
         raise ConfigError(
@@ -358,11 +309,11 @@ def _own_rate_per_s(stream: specs.Stream, arrivals: specs.Trace, traces: Mapping
     return rate_per_s
 
 
-def _check_ids(workload: specs.Workload, users: list[UserPlan]) -> None:
+def _check_ids(workload: traffic.Workload, users: list[UserPlan]) -> None:
     """A stream named like one of another stream's users (`users-u03`) would give the same ids."""
     prefixes = {user.prefix: user.stream for user in users}
     for stream in workload.streams:
-        if stream.name in prefixes and not isinstance(stream.arrivals, specs.ClosedLoop):
+        if stream.name in prefixes and not isinstance(stream.arrivals, traffic.ClosedLoop):
             raise ConfigError(
                 f"stream {stream.name}: its request ids would be those of a user of stream {prefixes[stream.name]}: "
                 "rename one of the two"

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from emulator.core.autoscale import Capacity
 from emulator.core.cost import FittedCost
-from emulator.core.deploy import NodeSpec, RouterSpec, RunSpec
 from emulator.core.errors import RunError
 from emulator.core.hardware import DecodeFit, FittedProfile
+from emulator.core.run_spec import NodeSpec, RouterSpec, RunSpec
 from emulator.core.specs import Scale, Slo
 from emulator.core.workload import LoadPlan, PlannedRequest
 from emulator.lab.launch import ProcessLauncher

@@ -23,8 +23,8 @@ from typing import Any
 import msgspec
 
 from emulator import __version__
-from emulator.core.deploy import RunSpec
 from emulator.core.errors import ConfigError, DeadlineError, RunError
+from emulator.core.run_spec import RunSpec
 from emulator.lab import docker
 from emulator.lab.launch import STOP_S, LiveResult, error_told, finish_limit_s, ready_limit_s
 from emulator.lab.leftovers import Ledger, new_run_id

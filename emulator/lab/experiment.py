@@ -13,14 +13,16 @@ import msgspec
 import psutil
 
 from emulator.core import expectation, fidelity, verdict
-from emulator.core.deploy import RunSpec, plan_runs
+from emulator.core.compare_summary import CompareSummary, RunParity, stated_first_token
+from emulator.core.deploy import plan_runs
 from emulator.core.errors import CapacityError, ConfigError
 from emulator.core.hardware import Catalog
 from emulator.core.kv_memory import kv_memory
 from emulator.core.parity import run_parity
 from emulator.core.physics import violations
+from emulator.core.run_spec import RunSpec
+from emulator.core.run_summary import RunResult, summarize
 from emulator.core.specs import Scale, Topology
-from emulator.core.summary import CompareSummary, RunParity, RunResult, stated_first_token, summarize
 from emulator.core.trace import Trace
 from emulator.core.trace_summary import ReplayedTrace, replayed
 from emulator.core.workload import plan_load

@@ -18,9 +18,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from emulator.core.deploy import RunSpec
 from emulator.core.errors import ConfigError, DeadlineError, RunError
 from emulator.core.probe import Prober
+from emulator.core.run_spec import RunSpec
 from emulator.core.workload import LoadPlan
 from emulator.lab.cpu import CpuSampler
 from emulator.lab.sites import CLIENT, LOOPBACK, ROUTER, Address, Site

@@ -24,9 +24,10 @@ import msgspec
 import psutil
 import uvloop
 
-from emulator.core.deploy import RunSpec, plan_runs
+from emulator.core.deploy import plan_runs
 from emulator.core.errors import ConfigError, DeadlineError
 from emulator.core.hardware import Catalog
+from emulator.core.run_spec import RunSpec
 from emulator.core.specs import Topology
 from emulator.core.trace import Trace
 from emulator.core.workload import plan_load

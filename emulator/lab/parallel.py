@@ -17,9 +17,9 @@ from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from emulator.core.deploy import RunSpec
 from emulator.core.errors import RunError
-from emulator.core.summary import RunResult, RunSummary
+from emulator.core.run_spec import RunSpec
+from emulator.core.run_summary import RunResult, RunSummary
 from emulator.lab.simulated import simulated_result
 
 Task = TypeVar("Task")

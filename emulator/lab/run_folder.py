@@ -22,10 +22,10 @@ import psutil
 
 from emulator import __version__
 from emulator.core import specs, strict
-from emulator.core.deploy import RunSpec
 from emulator.core.errors import ConfigError
 from emulator.core.records import write_rows
-from emulator.core.summary import RunResult
+from emulator.core.run_spec import RunSpec
+from emulator.core.run_summary import RunResult
 from emulator.live.reports import TransferRow
 
 State = Literal["running", "complete", "broken"]

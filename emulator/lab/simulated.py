@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from emulator.core.deploy import RunSpec
 from emulator.core.kv_memory import kv_memory
 from emulator.core.physics import violations
-from emulator.core.summary import Fidelity, RunResult, summarize
+from emulator.core.run_spec import RunSpec
+from emulator.core.run_summary import Fidelity, RunResult, summarize
 from emulator.live.reports import TransferRow
 from emulator.simulate import simulate
 

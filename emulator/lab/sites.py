@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from emulator.core.deploy import RunSpec
 from emulator.core.errors import ConfigError
+from emulator.core.run_spec import RunSpec
 from emulator.lab.leftovers import Ledger, new_run_id
 
 LauncherName = Literal["local", "netns", "compose", "simulate"]

@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from emulator.core import specs, strict
+from emulator.core import specs, strict, traffic
 from emulator.core.deploy import context_tokens
 from emulator.core.errors import ConfigError
 from emulator.core.expectation import check_metrics
@@ -30,11 +30,11 @@ def load_traces(topology: specs.Topology, catalog: Catalog) -> dict[str, Trace]:
     return {
         stream.name: load_trace(Path(stream.arrivals.file), stream.arrivals, context_tokens(topology, catalog))
         for stream in topology.workload.streams
-        if isinstance(stream.arrivals, specs.Trace)
+        if isinstance(stream.arrivals, traffic.Trace)
     }
 
 
-def load_trace(path: Path, options: specs.TraceOptions, context: int | None = None) -> Trace:
+def load_trace(path: Path, options: traffic.TraceOptions, context: int | None = None) -> Trace:
     """What the options ask for of a trace file; see `read_trace`."""
     return read_trace(_read(path, "trace"), str(path), options, context)
 

@@ -11,18 +11,8 @@ import msgspec
 
 from emulator.core.errors import DeadlineError, FidelityError
 from emulator.core.load import LoadGenerator
-from emulator.core.messages import (
-    Abort,
-    Assembled,
-    Begin,
-    Finished,
-    Hello,
-    Report,
-    Stop,
-    Submit,
-    Tokens,
-    decode_to_client,
-)
+from emulator.core.message_codec import decode_to_client
+from emulator.core.messages import Abort, Assembled, Begin, Finished, Hello, Report, Stop, Submit, Tokens
 from emulator.core.probe import Probe
 from emulator.core.recorder import Recorder
 from emulator.live.alarm import Alarm

@@ -19,16 +19,8 @@ import zmq
 
 from emulator.core.clock_offset import ClockOffset
 from emulator.core.errors import ConfigError, DeadlineError, ProtocolError
-from emulator.core.messages import (
-    MAX_MESSAGE_BYTES,
-    ClockReading,
-    Hello,
-    Message,
-    ReadClock,
-    Welcome,
-    decode_to_node,
-    encode,
-)
+from emulator.core.message_codec import MAX_MESSAGE_BYTES, decode_to_node, encode
+from emulator.core.messages import ClockReading, Hello, Message, ReadClock, Welcome
 
 _QUEUE_MESSAGES = 20_000
 _CLOCK_READINGS = 8

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import zmq
 
+from emulator.core.deployments import TransferOrder
 from emulator.core.errors import ConfigError
 from emulator.core.kv_lanes import Lane, Message
-from emulator.core.specs import TransferOrder
 from emulator.live.kv_frames import queued_messages, socket_buffer_bytes
 
 

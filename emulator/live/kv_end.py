@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from emulator.core.deploy import NodeSpec
 from emulator.core.effects import CancelTransmit, CloseTicket, OpenTicket, Transmit
 from emulator.core.errors import ConfigError
 from emulator.core.messages import OpenProbe, ProbeDone, ProbeOpened, SendProbe
+from emulator.core.run_spec import NodeSpec
 from emulator.core.scaling import Scaling
 from emulator.live.clock import ModelClock
 from emulator.live.kv_frames import Arrival

@@ -21,8 +21,8 @@ from typing import Any
 
 import zmq
 
+from emulator.core.deployments import TransferOrder
 from emulator.core.pacing import MAX_FRAME_BYTES, Nic, frame_bytes_for
-from emulator.core.specs import TransferOrder
 from emulator.live.kv_destination import Destination, SentPart, connected
 from emulator.live.kv_frames import FRAMES_PER_MESSAGE, KvSenderStats, full_speed, pack_header
 from emulator.live.kv_payload import Payload

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from emulator.core.deploy import LinkSpec, RunSpec
 from emulator.core.pacing import LINE_BYTES_PER_SEGMENT, PAYLOAD_BYTES_PER_SEGMENT, frame_bytes_for
+from emulator.core.run_spec import LinkSpec, RunSpec
 from emulator.core.scaling import Scaling
 from emulator.live.status import Assignment
 

@@ -8,7 +8,6 @@ import secrets
 from collections.abc import Iterable
 from functools import partial
 
-from emulator.core.deploy import NodeSpec
 from emulator.core.effects import (
     CancelTransmit,
     CloseTicket,
@@ -22,8 +21,10 @@ from emulator.core.effects import (
 )
 from emulator.core.engine import Engine
 from emulator.core.errors import DeadlineError
-from emulator.core.messages import Begin, Hello, OpenProbe, ProbeDone, SendProbe, Stop, decode_to_node
+from emulator.core.message_codec import decode_to_node
+from emulator.core.messages import Begin, Hello, OpenProbe, ProbeDone, SendProbe, Stop
 from emulator.core.records import MemoryRecord, StepRecord
+from emulator.core.run_spec import NodeSpec
 from emulator.live.clock import ModelClock
 from emulator.live.control import PeerSocket
 from emulator.live.cpu_time import CpuTime

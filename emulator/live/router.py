@@ -10,6 +10,7 @@ import time
 
 from emulator.core.effects import Send
 from emulator.core.errors import ProtocolError
+from emulator.core.message_codec import decode_to_router
 from emulator.core.messages import (
     Assembled,
     Begin,
@@ -21,7 +22,6 @@ from emulator.core.messages import (
     Report,
     Stop,
     Welcome,
-    decode_to_router,
 )
 from emulator.core.probe import Prober, ProbeSend
 from emulator.core.router import Router

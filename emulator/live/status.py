@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from emulator.core.deploy import RunSpec
+from emulator.core.run_spec import RunSpec
 
 
 class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -14,10 +14,11 @@ import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 from plotly.subplots import make_subplots
 
+from emulator.core.compare_summary import CompareSummary
 from emulator.core.metrics import Floats, Measurements, Metric, bounds_ms, measure
 from emulator.core.quantities import BitsPerSecond
+from emulator.core.run_summary import RunResult, RunSummary
 from emulator.core.specs import Slo
-from emulator.core.summary import CompareSummary, RunResult, RunSummary
 from emulator.report.table import PART_NAMES, run_name, shown_parts
 
 PART_COLOURS = {

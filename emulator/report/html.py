@@ -13,8 +13,9 @@ from pathlib import Path
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
+from emulator.core.compare_summary import CompareSummary, Verdict
 from emulator.core.quantities import BitsPerSecond
-from emulator.core.summary import CompareSummary, Distribution, RunResult, RunSummary, Verdict
+from emulator.core.run_summary import Distribution, RunResult, RunSummary
 from emulator.core.upkeep import COST_BASIS
 from emulator.report.charts import attainment_chart, breakdown_chart, latency_chart
 from emulator.report.memory_chart import memory_chart

@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 
 from emulator.core.kv_memory import used_over_time
 from emulator.core.metrics import Floats
-from emulator.core.summary import RunResult
+from emulator.core.run_summary import RunResult
 from emulator.report.charts import base_layout
 
 MOST_POINTS = 2_000

@@ -8,8 +8,8 @@ from html import escape
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from emulator.core.compare_summary import Deviation, RunParity
 from emulator.core.parity import BOUNDS, METRICS
-from emulator.core.summary import Deviation, RunParity
 from emulator.report.table import NOTHING, bandwidth_text, folded, percent_text, run_grid
 
 EXPLANATION = (

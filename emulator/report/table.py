@@ -15,9 +15,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from emulator.core.compare_summary import CompareSummary, Verdict, Withheld
 from emulator.core.metrics import PARTS, Part
 from emulator.core.quantities import BitsPerSecond
-from emulator.core.summary import CompareSummary, RunSummary, Verdict, Withheld
+from emulator.core.run_summary import RunSummary
 from emulator.core.upkeep import COST_BASIS, per_kj
 
 NOTHING = "-"

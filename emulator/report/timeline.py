@@ -13,7 +13,7 @@ from html import escape
 import plotly.graph_objects as go
 
 from emulator.core.records import Record, StepRecord
-from emulator.core.summary import RunResult
+from emulator.core.run_summary import RunResult
 from emulator.report.charts import base_layout
 from emulator.report.table import run_name
 

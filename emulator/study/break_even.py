@@ -16,13 +16,16 @@ import msgspec
 
 from emulator.core import verdict
 from emulator.core.break_even import UNLIMITED_BPS, BreakEvenSummary, PairBreakEven, Tried, TriedBudget, conclude
-from emulator.core.deploy import RunSpec, plan_runs
+from emulator.core.compare_summary import Verdict
+from emulator.core.deploy import plan_runs
+from emulator.core.deployments import Deployment
 from emulator.core.errors import ConfigError
 from emulator.core.grid import pool_seeds
 from emulator.core.hardware import Catalog
 from emulator.core.quantities import BitsPerSecond
-from emulator.core.specs import Deployment, Scale, Topology
-from emulator.core.summary import RunResult, Verdict
+from emulator.core.run_spec import RunSpec
+from emulator.core.run_summary import RunResult
+from emulator.core.specs import Scale, Topology
 from emulator.core.trace import Trace
 from emulator.core.turning import FINEST_TOLERANCE, Change, changes, first_bandwidths, next_bandwidths, rounded
 from emulator.lab.parallel import Team, simulate_records

@@ -10,10 +10,11 @@ from typing import Protocol
 import msgspec
 
 from emulator.core.break_even import LiveCheck, PairBreakEven
-from emulator.core.deploy import RunSpec
+from emulator.core.compare_summary import CompareSummary
 from emulator.core.hardware import Catalog
+from emulator.core.run_spec import RunSpec
+from emulator.core.run_summary import RunResult
 from emulator.core.specs import Topology
-from emulator.core.summary import CompareSummary, RunResult
 from emulator.core.trace import Trace
 from emulator.lab import experiment as lab
 from emulator.lab.scale import apply_scale

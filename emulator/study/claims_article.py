@@ -10,8 +10,8 @@ import numpy as np
 from emulator.core import verdict
 from emulator.core.catalog import find_model
 from emulator.core.cost import kv_bytes
+from emulator.core.run_summary import RunResult, RunSummary
 from emulator.core.specs import Topology
-from emulator.core.summary import RunResult, RunSummary
 from emulator.core.workload import open_rate_per_s
 from emulator.report.validate_table import Finding
 from emulator.study.published import Attained, Bench, at_rate, with_slo

@@ -8,8 +8,8 @@ import msgspec
 
 from emulator.core.catalog import find_gpu, find_model
 from emulator.core.cost import kv_bytes
+from emulator.core.run_summary import RunSummary
 from emulator.core.specs import Topology
-from emulator.core.summary import RunSummary
 from emulator.report.validate_table import Finding
 from emulator.study.published import Bench, with_slo, with_workload
 

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 import msgspec
 
 from emulator.core.catalog import find_gpu
-from emulator.core.deploy import RunSpec, topology_catalog
+from emulator.core.deploy import topology_catalog
+from emulator.core.deployments import Deployment, Pool
 from emulator.core.errors import CapacityError, ConfigError
 from emulator.core.hardware import Catalog
 from emulator.core.plan import Contender, Impossible, PlannedPool
-from emulator.core.specs import Deployment, Pool, Topology
+from emulator.core.run_spec import RunSpec
+from emulator.core.specs import Topology
 from emulator.core.trace import Trace
 from emulator.study.rated_runs import Candidate, base_run
 from emulator.study.variants import MOST_NODES, Ratio, deployment_of, pool_of, with_deployments

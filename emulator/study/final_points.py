@@ -11,11 +11,11 @@ import msgspec
 
 from emulator.core.errors import CapacityError
 from emulator.core.hardware import Catalog
+from emulator.core.run_summary import RunSummary
 from emulator.core.search import Goodput
 from emulator.core.search_summary import LivePoint
 from emulator.core.slo_scale import SloScale, scaled
 from emulator.core.specs import Topology
-from emulator.core.summary import RunSummary
 from emulator.core.trace import Trace
 from emulator.core.workload import scale_rate
 from emulator.lab import experiment as lab

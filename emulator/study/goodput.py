@@ -16,8 +16,8 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 import numpy as np
 
 from emulator.core.bounds import Demand, moved_tokens
-from emulator.core.deploy import RunSpec
 from emulator.core.hardware import Catalog
+from emulator.core.run_spec import RunSpec
 from emulator.core.search import BoundedBy, Goodput, Trial, bracket, disorder, interval, next_rate
 from emulator.core.specs import Topology
 from emulator.core.trace import Trace

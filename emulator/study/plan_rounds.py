@@ -23,9 +23,9 @@ from typing import Literal
 import msgspec
 
 from emulator.core.bounds import Bound, Limit
-from emulator.core.deploy import RunSpec
 from emulator.core.hardware import Catalog
 from emulator.core.plan import Diagnosis, Objective, Ranked, RuledOut, Shape, diagnose
+from emulator.core.run_spec import RunSpec
 from emulator.core.search import Goodput
 from emulator.core.trace import Trace
 from emulator.core.workload import scale_rate

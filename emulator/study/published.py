@@ -17,14 +17,14 @@ from typing import Literal, NamedTuple
 import msgspec
 
 import emulator
-from emulator.core import metrics, specs, strict
+from emulator.core import metrics, strict, traffic
 from emulator.core.catalog import find_profile
 from emulator.core.errors import ConfigError
 from emulator.core.hardware import Catalog, DecodeFit, FittedProfile
 from emulator.core.quantities import Seconds
+from emulator.core.run_summary import RunResult
 from emulator.core.search import Goodput
 from emulator.core.specs import Topology
-from emulator.core.summary import RunResult
 from emulator.core.workload import scale_rate
 from emulator.lab.simulated import simulated_result
 from emulator.lab.topology_files import load_topology
@@ -114,7 +114,7 @@ class Bench:
     def topology(self, name: str) -> Topology:
         """A topology of the checkout by its file's name, such as `published/article-gaps`."""
         topology = load_topology(self.folder / f"{name}.toml")
-        if self.duration_s is None or any(isinstance(s.arrivals, specs.At) for s in topology.workload.streams):
+        if self.duration_s is None or any(isinstance(s.arrivals, traffic.At) for s in topology.workload.streams):
             return topology
         return with_workload(topology, duration=Seconds(self.duration_s))
 

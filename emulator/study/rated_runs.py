@@ -9,11 +9,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from emulator.core import specs
-from emulator.core.deploy import NodeSpec, RunSpec, plan_runs
+from emulator.core import deployments, traffic
+from emulator.core.deploy import plan_runs
 from emulator.core.errors import ConfigError
 from emulator.core.hardware import Catalog
 from emulator.core.quantities import BitsPerSecond
+from emulator.core.run_spec import NodeSpec, RunSpec
 from emulator.core.search import BoundedBy, Span, Trial, judge
 from emulator.core.specs import Scale, Topology
 from emulator.core.trace import Trace
@@ -119,14 +120,14 @@ def at_bandwidth(topology: Topology, kv_bandwidth_bps: float | None) -> Topology
 
 
 def seeded_runs(
-    base: RunSpec, workload: specs.Workload, traces: Mapping[str, Trace], seeds: Sequence[int]
+    base: RunSpec, workload: traffic.Workload, traces: Mapping[str, Trace], seeds: Sequence[int]
 ) -> list[RunSpec]:
     """One run for each seed, all of `workload`."""
     loads = [plan_load(msgspec.structs.replace(workload, seed=seed), traces) for seed in seeds]
     return [msgspec.structs.replace(base, load=load, seed=seed) for load, seed in zip(loads, seeds, strict=True)]
 
 
-def useful_seeds(base: RunSpec, workload: specs.Workload, traces: Mapping[str, Trace], count: int) -> tuple[int, ...]:
+def useful_seeds(base: RunSpec, workload: traffic.Workload, traces: Mapping[str, Trace], count: int) -> tuple[int, ...]:
     """The workload's seed and the next ones, `count` of them; the first alone where nothing depends on it."""
     seeds = tuple(range(workload.seed, workload.seed + count))
     random_link = base.link is not None and base.link.jitter_s > 0
@@ -142,7 +143,7 @@ class RatedRuns:
 
     candidate: Candidate
     base: RunSpec
-    workload: specs.Workload
+    workload: traffic.Workload
     traces: Mapping[str, Trace]
     span: Span
     upper_end: BoundedBy
@@ -226,28 +227,28 @@ def search_span(topology: Topology, traces: Mapping[str, Trace], options: Search
     return Span(start=min(max(own, low), high), low=low, high=high, tolerance=options.tolerance), upper_end
 
 
-def _reachable(workload: specs.Workload, traces: Mapping[str, Trace], own: float) -> tuple[float, str]:
+def _reachable(workload: traffic.Workload, traces: Mapping[str, Trace], own: float) -> tuple[float, str]:
     """The highest rate that can be sent for the whole duration, and why not more; `own` is the workload's."""
     duration_s = float(workload.duration)
     limits = [(_GENERATOR_SHARE * MAX_REQUESTS / duration_s, f"a run may have {MAX_REQUESTS} requests")]
     for stream in workload.streams:
-        if isinstance(stream.arrivals, specs.Trace) and (trace := traces.get(stream.name)) is not None:
+        if isinstance(stream.arrivals, traffic.Trace) and (trace := traces.get(stream.name)) is not None:
             share = (stream.arrivals.rate_per_s or trace.rate_per_s or own) / own
             why = f"{stream.arrivals.file} has {len(trace.rows)} requests for {duration_s:g}s"
             limits.append(((len(trace.rows) - 1) / duration_s / share, why))
     return min(limits)
 
 
-def _notes(workload: specs.Workload, *, one_run: bool) -> list[str]:
+def _notes(workload: traffic.Workload, *, one_run: bool) -> list[str]:
     """What a reader must know of a workload whose rate is searched."""
     notes = []
     for stream in workload.streams:
-        if isinstance(stream.arrivals, specs.ClosedLoop):
+        if isinstance(stream.arrivals, traffic.ClosedLoop):
             notes.append(
                 f"the {stream.arrivals.users} users of stream {stream.name} make their own rate: they go on beside "
                 "the rate searched, which is that of the other streams, and count in the attainment"
             )
-        elif isinstance(stream.arrivals, specs.At):
+        elif isinstance(stream.arrivals, traffic.At):
             notes.append(
                 f"the requests of stream {stream.name} have fixed times: they are sent beside the rate searched"
             )
@@ -256,7 +257,7 @@ def _notes(workload: specs.Workload, *, one_run: bool) -> list[str]:
     return notes
 
 
-def _chosen(topology: Topology, names: Sequence[str] | None) -> list[specs.Deployment]:
+def _chosen(topology: Topology, names: Sequence[str] | None) -> list[deployments.Deployment]:
     known = {deployment.name: deployment for deployment in topology.deployments}
     for name in names or ():
         if name not in known:

@@ -14,8 +14,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
-from emulator.core.deploy import RunSpec
 from emulator.core.errors import RunError
+from emulator.core.run_spec import RunSpec
 from emulator.lab.parallel import cores
 
 Answer = TypeVar("Answer")

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from emulator.core.deploy import RunSpec
 from emulator.core.errors import ConfigError
 from emulator.core.hardware import Catalog
 from emulator.core.metrics import bounds_ms, measure
+from emulator.core.run_spec import RunSpec
 from emulator.core.slo_scale import Needed, SloScale, deciding_metric, needed, scaled, share_within, tightest
 from emulator.core.specs import Topology
 from emulator.core.trace import Trace

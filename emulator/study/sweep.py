@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 import msgspec
 
 from emulator import __version__
-from emulator.core import specs, strict
-from emulator.core.deploy import RunSpec, plan_runs
+from emulator.core import strict, traffic
+from emulator.core.deploy import plan_runs
 from emulator.core.errors import ConfigError
 from emulator.core.grid import Axes, Point, PointResult, Row, judge_point, pool_seeds, run_row, slices
 from emulator.core.hardware import Catalog
+from emulator.core.run_spec import RunSpec
+from emulator.core.run_summary import RunResult
 from emulator.core.specs import Scale, Topology
-from emulator.core.summary import RunResult
 from emulator.core.trace import Trace
 from emulator.core.workload import LoadPlan
 from emulator.lab.parallel import Team, cores
@@ -243,7 +244,7 @@ def _without_folders(topology: Topology) -> Topology:
         msgspec.structs.replace(
             stream, arrivals=msgspec.structs.replace(stream.arrivals, file=Path(stream.arrivals.file).name)
         )
-        if isinstance(stream.arrivals, specs.Trace)
+        if isinstance(stream.arrivals, traffic.Trace)
         else stream
         for stream in topology.workload.streams
     )

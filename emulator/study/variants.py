@@ -12,16 +12,17 @@ from dataclasses import dataclass
 
 import msgspec
 
-from emulator.core import specs
+from emulator.core import traffic
+from emulator.core.deployments import Deployment, KvDtype, Pool, Role
 from emulator.core.errors import ConfigError
 from emulator.core.lengths import LengthPair, Lengths
 from emulator.core.quantities import BitsPerSecond
-from emulator.core.specs import Deployment, KvDtype, Pool, Role, Topology
+from emulator.core.specs import Topology
 from emulator.core.trace import Trace
 from emulator.core.workload import LoadPlan, plan_load, scale_rate
 
 MOST_NODES = 256
-"""Of one pool, as `specs.Pool` has it."""
+"""Of one pool, as `deployments.Pool` has it."""
 
 _RATIO = re.compile(r"(?P<prefill>[0-9]+)P(?P<decode>[0-9]+)D|(?P<colocated>[0-9]+)C")
 
@@ -204,11 +205,11 @@ def with_seed(topology: Topology, seed: int) -> Topology:
     return msgspec.structs.replace(topology, workload=msgspec.structs.replace(topology.workload, seed=seed))
 
 
-def check_fixed_lengths(workload: specs.Workload, option: str) -> None:
+def check_fixed_lengths(workload: traffic.Workload, option: str) -> None:
     """Raise ConfigError, naming `option`, for traffic to which fixed lengths cannot be given."""
-    open_streams = [stream for stream in workload.streams if not isinstance(stream.arrivals, specs.ClosedLoop)]
+    open_streams = [stream for stream in workload.streams if not isinstance(stream.arrivals, traffic.ClosedLoop)]
     for stream in open_streams:
-        if isinstance(stream.arrivals, specs.Trace):
+        if isinstance(stream.arrivals, traffic.Trace):
             raise ConfigError(
                 f"{option}: stream {stream.name} replays a trace, whose lengths are its own; leave the option out, or "
                 "use a stream with lengths"
@@ -276,5 +277,5 @@ def _what_is_sent(load: LoadPlan) -> LoadPlan:
 
 def _is_fixed(lengths: Lengths) -> bool:
     return isinstance(lengths, LengthPair) and all(
-        isinstance(length, specs.FixedLength) for length in (lengths.prompt, lengths.output)
+        isinstance(length, traffic.FixedLength) for length in (lengths.prompt, lengths.output)
     )

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from emulator.core.records import read_records
-from emulator.core.specs import Trace
+from emulator.core.traffic import Trace
 from emulator.lab.topology_files import load_topology
 from tests.in_process import Ended, Pdemu
 from tests.live.lab import SMALL

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from emulator.core.deployments import FirstToken
 from emulator.core.records import Outcome, Record, StepRecord
-from emulator.core.specs import FirstToken, Slo
-from emulator.core.summary import Fidelity, RunResult, summarize
+from emulator.core.run_summary import Fidelity, RunResult, summarize
+from emulator.core.specs import Slo
 from emulator.core.upkeep import Holdings
 
 HOLDINGS = Holdings(

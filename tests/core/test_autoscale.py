@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from emulator.core.autoscale import Capacity, Choice, Demand, choose, demand, peak_payload_bps
-from emulator.core.deploy import RunSpec
+from emulator.core.run_spec import RunSpec
 from emulator.core.specs import Scale
 from emulator.simulate import simulate
 from tests.builders import load_plan, node_spec, pair, request, run_spec

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from emulator.core.bounds import Bound, Demand, LeastCosts, goodput_bound, least_costs, servable_share
 from emulator.core.cost import Chunk, CostModel, FittedCost, StepShape, cost_model
-from emulator.core.deploy import NodeSpec, RunSpec
-from emulator.core.specs import Policy, Role, Slo
+from emulator.core.deployments import Policy, Role
+from emulator.core.run_spec import NodeSpec, RunSpec
+from emulator.core.specs import Slo
 from emulator.lab.catalog_files import load_catalog
 from tests.builders import load_plan, node_spec, pair, request, run_spec, step_times
 

@@ -3,67 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from emulator.core import metrics
-from emulator.core.deploy import RouterSpec
+from emulator.core.deployments import Admission, Conditional, FirstToken
 from emulator.core.effects import Send
 from emulator.core.messages import (
     Finished,
     Generate,
-    Hello,
     NodeFinish,
     Prefill,
     PrefillDone,
     Reserve,
     StepTokens,
-    Submit,
     TokenCount,
     Tokens,
 )
 from emulator.core.records import Record, RequestTimes
 from emulator.core.router import Router
-from emulator.core.specs import Admission, Conditional, FirstToken, Slo
-from emulator.core.summary import summarize
+from emulator.core.run_summary import summarize
+from emulator.core.specs import Slo
 from emulator.core.workload import PlannedRequest
 from emulator.simulate import simulate
 from tests.builders import by_id, gaps_s, load_plan, pair, request, run_spec, ttft_s
 from tests.drawn import EVERY_ADMISSION, EVERY_FIRST_TOKEN
+from tests.routers import known_router, submit
 
 SHORT = Conditional(eff_isl_threshold=100)
 
 
-def _router(
-    conditional: Conditional,
-    *,
-    prefill: int = 1,
-    decode: int = 1,
-    first_token: FirstToken = "handoff",
-    admission: Admission = "dispatch",
-) -> Router:
-    spec = RouterSpec(
-        disaggregated=True,
-        routing="least_loaded",
-        node_lost_s=5.0,
-        request_s=60.0,
-        first_token=first_token,
-        admission=admission,
-        conditional=conditional,
-    )
-    router = Router(spec)
-    for n in range(prefill):
-        router.join(Hello(f"prefill-{n}", "prefill", "", 1_000), 16, 0.0)
-    for n in range(decode):
-        router.join(Hello(f"decode-{n}", "decode", "", 1_000), 16, 0.0)
-    router.join(Hello("client", "client", ""), 1, 0.0)
-    return router
-
-
-def _submit(router: Router, request_id: str, prompt_tokens: int = 100, max_tokens: int = 10) -> list[Send]:
-    sends = router.handle("client", Submit(request_id, prompt_tokens, max_tokens), 0.0)
-    router.check_integrity()
-    return sends
+def _router(conditional: Conditional, *, prefill: int = 1, decode: int = 1, **ways: Any) -> Router:
+    return known_router(prefill=prefill, decode=decode, conditional=conditional, **ways)
 
 
 # --- the choice ---------------------------------------------------------------------------------------------------
@@ -72,8 +44,8 @@ def _submit(router: Router, request_id: str, prompt_tokens: int = 100, max_token
 @pytest.mark.parametrize("admission", EVERY_ADMISSION)
 def test_a_prompt_up_to_the_threshold_goes_to_a_decode_node_alone(admission: Admission) -> None:
     router = _router(SHORT, admission=admission)
-    assert _submit(router, "short", 100) == [Send("decode-0", Generate("short", 100, 10))]
-    longer = _submit(router, "long", 101)
+    assert submit(router, "short", 100) == [Send("decode-0", Generate("short", 100, 10))]
+    longer = submit(router, "long", 101)
     assert longer[-1] == Send("prefill-0", Prefill("long", 101, 10, admission == "decode_reserve_first"))
     reserve = Reserve("long", 101, 10, source="prefill-0")
     assert [s.message for s in longer[:-1]] == ([] if admission == "prefill_first" else [reserve])
@@ -81,7 +53,7 @@ def test_a_prompt_up_to_the_threshold_goes_to_a_decode_node_alone(admission: Adm
 
 def test_the_decode_node_is_the_one_with_most_free_memory() -> None:
     router = _router(SHORT, decode=2)
-    assert [_submit(router, f"r{n}", size)[0].peer for n, size in enumerate((100, 20, 20, 70))] == [
+    assert [submit(router, f"r{n}", size)[0].peer for n, size in enumerate((100, 20, 20, 70))] == [
         "decode-0",
         "decode-1",
         "decode-1",
@@ -91,27 +63,27 @@ def test_the_decode_node_is_the_one_with_most_free_memory() -> None:
 
 def test_a_prompt_stays_where_more_than_so_many_are_not_prefilled_yet() -> None:
     router = _router(Conditional(max_prefill_queue_size=1))
-    peers = [[send.peer for send in _submit(router, name)] for name in ("a", "b", "c")]
+    peers = [[send.peer for send in submit(router, name)] for name in ("a", "b", "c")]
     assert peers == [["decode-0", "prefill-0"], ["decode-0", "prefill-0"], ["decode-0"]]
     router.handle("prefill-0", PrefillDone("a", RequestTimes()), 1.0)
-    assert [send.peer for send in _submit(router, "d")] == ["decode-0", "prefill-0"], "a is no longer in the queue"
+    assert [send.peer for send in submit(router, "d")] == ["decode-0", "prefill-0"], "a is no longer in the queue"
 
 
 def test_the_queue_is_that_of_the_node_that_would_take_it() -> None:
     router = _router(Conditional(max_prefill_queue_size=0), prefill=2)
-    _submit(router, "a", 500)
-    assert [send.peer for send in _submit(router, "b", 50)] == ["decode-0", "prefill-1"]
-    assert [send.peer for send in _submit(router, "c", 50)] == ["decode-0"]
+    submit(router, "a", 500)
+    assert [send.peer for send in submit(router, "b", 50)] == ["decode-0", "prefill-1"]
+    assert [send.peer for send in submit(router, "c", 50)] == ["decode-0"]
 
 
 def test_what_prefill_streams_alone_stays_at_prefill() -> None:
-    assert _submit(_router(SHORT, first_token="prefill"), "a", 10, 1) == [Send("prefill-0", Generate("a", 10, 1))]
+    assert submit(_router(SHORT, first_token="prefill"), "a", 10, 1) == [Send("prefill-0", Generate("a", 10, 1))]
 
 
 def test_it_needs_no_prefill_node() -> None:
     router = _router(SHORT, prefill=0)
-    assert _submit(router, "short", 10) == [Send("decode-0", Generate("short", 10, 10))]
-    (refused,) = _submit(router, "long", 1_000)
+    assert submit(router, "short", 10) == [Send("decode-0", Generate("short", 10, 10))]
+    (refused,) = submit(router, "long", 1_000)
     assert isinstance(refused.message, Finished)
     assert refused.message.detail == "no prefill node is left"
 
@@ -121,7 +93,7 @@ def test_it_needs_no_prefill_node() -> None:
 
 def test_its_tokens_come_from_the_decode_node_and_its_record_names_that_twice() -> None:
     router = _router(SHORT)
-    _submit(router, "a", 10, 1)
+    submit(router, "a", 10, 1)
     finished = StepTokens((TokenCount("a", 1),), (NodeFinish("a", "length"),))
     tokens, end = router.handle("decode-0", finished, 1.0)
     assert tokens == Send("client", Tokens((TokenCount("a", 1),)))
@@ -133,7 +105,7 @@ def test_its_tokens_come_from_the_decode_node_and_its_record_names_that_twice() 
 
 def test_a_lost_decode_node_costs_a_retry_on_another_one() -> None:
     router = _router(SHORT, decode=2)
-    _submit(router, "a", 10)
+    submit(router, "a", 10)
     assert router.lost("decode-0") == [Send("decode-1", Generate("a~1", 10, 10))]
     router.check_integrity()
 

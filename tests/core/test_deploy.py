@@ -9,9 +9,10 @@ import pytest
 
 from emulator.core import strict
 from emulator.core.cost import FittedCost, RooflineCost
-from emulator.core.deploy import NicSpec, RunSpec, plan_runs
+from emulator.core.deploy import plan_runs
 from emulator.core.errors import CapacityError, ConfigError, PdemuError
 from emulator.core.hardware import Catalog
+from emulator.core.run_spec import NicSpec, RunSpec
 from emulator.core.specs import Topology
 from emulator.core.workload import LoadPlan, plan_load
 from emulator.lab.catalog_files import load_catalog

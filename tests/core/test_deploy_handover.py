@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from emulator.core import strict
-from emulator.core.deploy import RunSpec, plan_runs
+from emulator.core.deploy import plan_runs
+from emulator.core.deployments import Deployment
 from emulator.core.errors import CapacityError, ConfigError
-from emulator.core.specs import Deployment, Topology
+from emulator.core.run_spec import RunSpec
+from emulator.core.specs import Topology
 from emulator.core.workload import plan_load
 from emulator.lab.catalog_files import load_catalog
 

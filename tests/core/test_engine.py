@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
-from functools import partial
 
 import msgspec
 import pytest
 
-from emulator.core.deploy import NodeSpec
+from emulator.core.deployments import Policy
 from emulator.core.effects import CancelTransmit, CloseTicket, Effect, OpenTicket, RecordStep, Reply, RunStep, Transmit
 from emulator.core.engine import Engine
 from emulator.core.messages import (
@@ -33,13 +31,14 @@ from emulator.core.messages import (
     Welcome,
 )
 from emulator.core.records import RequestTimes
-from emulator.core.specs import Policy
+from emulator.core.run_spec import NodeSpec
 from tests.builders import node_spec
+from tests.engines import engine_of, replies
 
 
 def _engine(node: NodeSpec | None = None) -> Engine:
     """Tickets are 1, 2, 3, …; 1 ms a prompt token, 10 ms a decode step, 1,000 KV bytes a token."""
-    return Engine(node or node_spec(), new_ticket=partial(next, itertools.count(1)), kv_endpoint="here")
+    return engine_of(node or node_spec())
 
 
 def _prefill_engine(**changes: object) -> Engine:
@@ -48,10 +47,6 @@ def _prefill_engine(**changes: object) -> Engine:
 
 def _decode_engine(**changes: object) -> Engine:
     return _engine(msgspec.structs.replace(node_spec("decode-0", role="decode"), **changes))
-
-
-def _replies(effects: list[Effect]) -> list[Message]:
-    return [effect.message for effect in effects if isinstance(effect, Reply)]
 
 
 def _step(effects: list[Effect]) -> RunStep | None:
@@ -78,10 +73,10 @@ def test_a_colocated_node_prefills_decodes_and_ends_a_request() -> None:
     assert step.start_s == 1.0
     assert step.planned_s == pytest.approx(0.1)
     first = engine.step_done(1.1)
-    assert _replies(first) == [_tokens("a")]
+    assert replies(first) == [_tokens("a")]
     last = engine.step_done(1.11)
     times = RequestTimes(queued_s=1.0, prefill_start_s=1.0, prefill_end_s=1.1)
-    assert _replies(last) == [_tokens("a", finished=(NodeFinish("a", "length", times),))]
+    assert replies(last) == [_tokens("a", finished=(NodeFinish("a", "length", times),))]
     assert _step(last) is None
     assert engine.idle
 
@@ -104,7 +99,7 @@ def test_a_request_aborted_while_its_step_runs_is_not_heard_of_again() -> None:
     engine.handle(Generate("b", 50, 5), 0.01)
     assert engine.handle(Abort("a"), 0.02) == []
     effects = engine.step_done(0.1)
-    assert _replies(effects) == []
+    assert replies(effects) == []
     step = _step(effects)
     assert step is not None
     assert step.planned_s == pytest.approx(0.05), "b is next"
@@ -153,7 +148,7 @@ def test_a_prompt_joins_running_decodes_as_the_policy_says(policy: Policy) -> No
 )
 def test_what_can_never_be_served_is_refused_with_its_reason(message: ToNode, reason: str) -> None:
     engine = _engine(node_spec("node", kv_blocks=10, block_size=16, max_model_len=300))
-    (rejected,) = _replies(engine.handle(message, 0.0))
+    (rejected,) = replies(engine.handle(message, 0.0))
     assert isinstance(rejected, Rejected)
     assert reason in rejected.reason
     assert engine.idle
@@ -174,7 +169,7 @@ def test_kv_leaves_as_a_whole_after_the_prefill_once_there_is_a_ticket() -> None
     effects = engine.step_done(0.1)
     assert _others(effects) == [Transmit("a", 7, "there", "decode-0", 0, 100_000, 100_000)]
     times = RequestTimes(queued_s=0.0, prefill_start_s=0.0, prefill_end_s=0.1, kv_ready_s=0.1)
-    assert _replies(effects) == [PrefillDone("a", times)]
+    assert replies(effects) == [PrefillDone("a", times)]
     assert engine.pool.used_blocks == 7, "blocks stay until the receiver has them"
     assert engine.handle(Release("a"), 0.2) == [CancelTransmit(7)]
     assert engine.idle
@@ -183,11 +178,11 @@ def test_kv_leaves_as_a_whole_after_the_prefill_once_there_is_a_ticket() -> None
 def test_kv_that_waited_for_its_ticket_says_when_it_was_handed_to_the_link() -> None:
     engine = _prefill_engine()
     engine.handle(Prefill("a", 100, 5), 0.0)
-    (done,) = _replies(engine.step_done(0.1))
+    (done,) = replies(engine.step_done(0.1))
     assert done == PrefillDone("a", RequestTimes(queued_s=0.0, prefill_start_s=0.0, prefill_end_s=0.1))
     effects = engine.handle(SendKv("a", 7, "there", "decode-0"), 0.4)
     assert _others(effects) == [Transmit("a", 7, "there", "decode-0", 0, 100_000, 100_000)]
-    assert _replies(effects) == [KvReady("a", RequestTimes(kv_ready_s=0.4))]
+    assert replies(effects) == [KvReady("a", RequestTimes(kv_ready_s=0.4))]
 
 
 def test_with_overlap_each_chunk_leaves_when_it_is_computed() -> None:
@@ -209,7 +204,7 @@ def test_with_overlap_a_late_ticket_sends_everything_computed_so_far_at_once() -
     engine.step_done(0.08)
     effects = engine.handle(SendKv("a", 7, "there", "decode-0"), 0.09)
     assert _others(effects) == [Transmit("a", 7, "there", "decode-0", 0, 80_000, 100_000)]
-    assert _replies(effects) == [], "the last KV has not been handed over yet"
+    assert replies(effects) == [], "the last KV has not been handed over yet"
 
 
 def test_a_prefill_aborted_while_its_step_runs_sends_nothing() -> None:
@@ -220,7 +215,7 @@ def test_a_prefill_aborted_while_its_step_runs_sends_nothing() -> None:
     assert engine.handle(Abort("a"), 0.05) == [CancelTransmit(7)]
     effects = engine.step_done(0.08)
     assert _others(effects) == []
-    assert _replies(effects) == []
+    assert replies(effects) == []
     assert engine.idle
 
 
@@ -245,7 +240,7 @@ def test_a_prefill_that_awaits_its_ticket_starts_with_it() -> None:
     effects = engine.step_done(0.25)
     assert _others(effects) == [Transmit("a", 7, "there", "decode-0", 0, 125_000, 125_000)]
     times = RequestTimes(queued_s=0.0, admitted_s=0.1, prefill_start_s=0.125, prefill_end_s=0.25, kv_ready_s=0.25)
-    assert _replies(effects) == [PrefillDone("a", times)]
+    assert replies(effects) == [PrefillDone("a", times)]
 
 
 def test_a_prefill_that_awaits_its_ticket_can_be_aborted_and_given_up() -> None:
@@ -256,7 +251,7 @@ def test_a_prefill_that_awaits_its_ticket_can_be_aborted_and_given_up() -> None:
     assert engine.idle
     assert engine.handle(SendKv("a", 7, "there", "decode-0"), 0.2) == []
     engine.handle(Prefill("b", 100, 5, await_ticket=True), 0.3)
-    (rejected, _) = _replies(engine.tick(10.4))
+    (rejected, _) = replies(engine.tick(10.4))
     assert isinstance(rejected, Rejected)
     assert rejected.request_id == "b"
     assert engine.idle
@@ -267,7 +262,7 @@ def test_a_prefill_node_serves_a_request_for_one_token_by_itself() -> None:
     engine.handle(Generate("a", 100, 1), 0.0)
     times = RequestTimes(queued_s=0.0, prefill_start_s=0.0, prefill_end_s=0.1)
     effects = engine.step_done(0.1)
-    assert _replies(effects) == [_tokens("a", finished=(NodeFinish("a", "length", times),))]
+    assert replies(effects) == [_tokens("a", finished=(NodeFinish("a", "length", times),))]
     assert _others(effects) == []
     assert engine.idle
 
@@ -284,10 +279,10 @@ def test_a_decode_node_reserves_receives_and_streams_the_first_token_at_once() -
     assert engine.pool.reserved_blocks == 7
     effects = engine.kv_arrived(1, 100_000, 0.1, 0.2, 0.2)
     received = RequestTimes(kv_start_s=0.1, kv_end_s=0.2, kv_bytes=100_000)
-    assert _replies(effects) == [_tokens("a"), KvReceived("a", received)]
+    assert replies(effects) == [_tokens("a"), KvReceived("a", received)]
     assert _step(effects) is not None
     end = engine.step_done(0.21)
-    assert _replies(end) == [_tokens("a", finished=(NodeFinish("a", "length"),))]
+    assert replies(end) == [_tokens("a", finished=(NodeFinish("a", "length"),))]
     assert _others(end) == [CloseTicket(1)], "received KV is kept until the request ends"
     assert engine.idle
 
@@ -297,7 +292,7 @@ def test_a_request_for_one_token_ends_when_its_kv_arrives() -> None:
     engine.handle(Reserve("a", 100, 1), 0.0)
     effects = engine.kv_arrived(1, 100_000, 0.1, 0.2, 0.2)
     received = RequestTimes(kv_start_s=0.1, kv_end_s=0.2, kv_bytes=100_000)
-    assert _replies(effects) == [
+    assert replies(effects) == [
         _tokens("a", finished=(NodeFinish("a", "length", received),)),
         KvReceived("a", received),
     ]
@@ -312,9 +307,9 @@ def test_where_prefill_has_streamed_the_first_token_the_second_is_the_first_here
     engine = _decode_engine()
     engine.handle(Reserve("a", 100, 2, first_token="prefill"), 0.0)
     effects = engine.kv_arrived(1, 100_000, 0.1, 0.2, 0.2)
-    assert _replies(effects) == [KvReceived("a", RECEIVED)]
+    assert replies(effects) == [KvReceived("a", RECEIVED)]
     assert _step(effects) is not None
-    assert _replies(engine.step_done(0.21)) == [_tokens("a", finished=(NodeFinish("a", "length"),))]
+    assert replies(engine.step_done(0.21)) == [_tokens("a", finished=(NodeFinish("a", "length"),))]
     assert engine.idle
 
 
@@ -323,16 +318,16 @@ def test_recomputing_the_last_prompt_token_brings_the_first_one(max_tokens: int)
     engine = _decode_engine()
     engine.handle(Reserve("a", 100, max_tokens, first_token="recompute"), 0.0)
     effects = engine.kv_arrived(1, 100_000, 0.1, 0.2, 0.2)
-    assert _replies(effects) == [KvReceived("a", RECEIVED)]
+    assert replies(effects) == [KvReceived("a", RECEIVED)]
     step = _step(effects)
     assert step is not None
     assert (step.shape.decode_batch, step.shape.decode_context_sum) == (1, 100), "it attends to the prompt alone"
     finished = (NodeFinish("a", "length", RequestTimes(streamed_s=0.2 + 0.01)),)
-    replies = _replies(engine.step_done(0.21))
+    told = replies(engine.step_done(0.21))
     if max_tokens == 2:
-        assert replies == [_tokens("a")]
-        replies = _replies(engine.step_done(0.22))
-    assert replies == [_tokens("a", finished=finished)]
+        assert told == [_tokens("a")]
+        told = replies(engine.step_done(0.22))
+    assert told == [_tokens("a", finished=finished)]
     assert engine.idle
 
 
@@ -347,7 +342,7 @@ def test_a_request_preempted_before_its_first_token_gets_it_when_it_is_computed_
     now_s = 0.0
     while (until_s := engine.busy_until_s) is not None:
         now_s = until_s
-        for message in _replies(engine.step_done(now_s)):
+        for message in replies(engine.step_done(now_s)):
             assert isinstance(message, StepTokens)
             tokens.update({t.request_id: t.n for t in message.tokens})
             finishes += message.finished
@@ -416,17 +411,17 @@ def test_a_preempted_request_drops_its_received_kv_and_keeps_the_times_of_its_re
     engine.kv_arrived(1, 15_000, 0.0, 0.0, 0.0)
     engine.kv_arrived(2, 15_000, 0.0, 0.0, 0.0)
     effects: list[Effect] = []
-    replies: list[Message] = []
+    told: list[Message] = []
     for n in range(1, 40):
         effects += (done := engine.step_done(n * 0.01))
-        replies += _replies(done)
+        told += replies(done)
         engine.check_integrity()
         if _step(done) is None:
             break
     assert engine.scheduler.num_preemptions == 1
     assert engine.idle
     assert [e for e in _others(effects) if isinstance(e, CloseTicket)] == [CloseTicket(2), CloseTicket(1)]
-    messages = [m for m in replies if isinstance(m, StepTokens)]
+    messages = [m for m in told if isinstance(m, StepTokens)]
     assert sum(t.n for m in messages for t in m.tokens) == 2 * 9, "the first tokens came with the KV"
     finishes = [finish for m in messages for finish in m.finished]
     assert [f.times for f in finishes] == [RequestTimes(), RequestTimes()], "recomputing is not a prefill"
@@ -456,7 +451,7 @@ def test_a_node_tells_its_load_once_a_second() -> None:
     engine.handle(Generate("b", 30, 5), 0.0)
     engine.handle(Reserve("c", 100, 5), 0.0)
     engine.handle(Reserve("d", 100, 5), 0.0)
-    assert _replies(engine.tick(1.0)) == [Heartbeat(kv_blocks_free=1, running=1, waiting=2)]
+    assert replies(engine.tick(1.0)) == [Heartbeat(kv_blocks_free=1, running=1, waiting=2)]
 
 
 def test_a_node_whose_router_is_silent_for_a_lease_gives_everything_up_and_says_so() -> None:
@@ -467,9 +462,9 @@ def test_a_node_whose_router_is_silent_for_a_lease_gives_everything_up_and_says_
     engine.handle(Prefill("computing", 100, 5), 0.2)
     engine.handle(Reserve("expected", 50, 5), 0.2)
     engine.handle(Reserve("waiting", 250, 5), 0.2)
-    assert len(_replies(engine.tick(10.2))) == 1
+    assert len(replies(engine.tick(10.2))) == 1
     effects = engine.tick(10.3)
-    rejected = [m.request_id for m in _replies(effects) if isinstance(m, Rejected)]
+    rejected = [m.request_id for m in replies(effects) if isinstance(m, Rejected)]
     assert sorted(rejected) == ["computing", "expected", "held", "waiting"]
     assert "prefill-0 gave it up: the router was silent for 10 s" in str(effects)
     assert CancelTransmit(7) in effects
@@ -483,6 +478,6 @@ def test_any_word_from_the_router_renews_the_lease() -> None:
     engine = _decode_engine(kv_lease_s=10.0)
     engine.handle(Reserve("a", 100, 5), 0.0)
     for second in range(1, 40):
-        assert all(isinstance(m, Heartbeat) for m in _replies(engine.tick(float(second))))
+        assert all(isinstance(m, Heartbeat) for m in replies(engine.tick(float(second))))
         engine.handle(Welcome(), float(second))
     assert engine.pool.reserved_blocks == 7

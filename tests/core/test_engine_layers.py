@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-from functools import partial
-
 import pytest
 
-from emulator.core.effects import CancelTransmit, Effect, Reply, RunStep, Transmit
+from emulator.core.effects import CancelTransmit, Effect, RunStep, Transmit
 from emulator.core.engine import Engine
-from emulator.core.messages import Abort, Generate, KvReady, Message, Prefill, PrefillDone, SendKv
+from emulator.core.messages import Abort, Generate, KvReady, Prefill, PrefillDone, SendKv
 from tests.builders import node_spec
+from tests.engines import engine_of, replies
 
 TICKET = 7
 
@@ -25,7 +23,7 @@ def _engine(*, layers: int = 4, layer_groups: int = 4, max_num_batched_tokens: i
         layer_groups=layer_groups,
         max_num_batched_tokens=max_num_batched_tokens,
     )
-    return Engine(node, new_ticket=partial(next, itertools.count(1)), kv_endpoint="here")
+    return engine_of(node)
 
 
 def _send_kv(request_id: str, ticket: int = TICKET) -> SendKv:
@@ -40,10 +38,6 @@ def _step(effects: list[Effect]) -> RunStep:
 def _sent(effects: list[Effect]) -> list[tuple[str, int, int]]:
     """Whose KV leaves, from which byte on, and how many."""
     return [(e.request_id, e.offset, e.nbytes) for e in effects if isinstance(e, Transmit)]
-
-
-def _replies(effects: list[Effect]) -> list[Message]:
-    return [effect.message for effect in effects if isinstance(effect, Reply)]
 
 
 # --- groups ---------------------------------------------------------------------------------------------------------
@@ -61,7 +55,7 @@ def test_each_group_leaves_while_the_next_one_computes_and_the_last_with_the_ste
     ]
     end = engine.step_done(2.1)
     assert _sent(end) == [("a", 75_000, 25_000)]
-    (done,) = _replies(end)
+    (done,) = replies(end)
     assert isinstance(done, PrefillDone)
     assert done.times.kv_ready_s == pytest.approx(2.1), "when the last group was handed over"
 
@@ -89,7 +83,7 @@ def test_groups_are_of_whole_layers_and_the_last_one_brings_the_rest(
 
 def test_a_group_of_less_than_a_byte_leaves_with_a_later_one() -> None:
     node = node_spec("prefill-0", role="prefill", overlap="layer", layers=2_000, layer_groups=2_000)
-    engine = Engine(node, new_ticket=partial(next, itertools.count(1)), kv_endpoint="here")
+    engine = engine_of(node)
     engine.handle(Prefill("a", 1, 5), 0.0)
     engine.handle(_send_kv("a"), 0.0)
     assert [len(engine.step_progress(number)) for number in (1, 2, 3, 4)] == [0, 1, 0, 1]
@@ -135,7 +129,7 @@ def test_without_a_ticket_nothing_leaves_and_one_within_a_step_takes_all_that_is
     assert engine.step_progress(2) == []
     effects = engine.handle(_send_kv("a"), 0.081)
     assert _sent(effects) == [("a", 0, 60_000 + 20_000)], "one message: the chunk before and two of four groups"
-    assert _replies(effects) == [], "the last KV has not been handed over yet"
+    assert replies(effects) == [], "the last KV has not been handed over yet"
     assert _sent(engine.step_progress(3)) == [("a", 80_000, 10_000)]
     assert _sent(engine.step_done(0.1)) == [("a", 90_000, 10_000)]
 
@@ -148,7 +142,7 @@ def test_a_ticket_after_the_prefill_takes_the_whole_prompt_at_once() -> None:
     engine.step_done(0.1)
     effects = engine.handle(_send_kv("a"), 0.4)
     assert _sent(effects) == [("a", 0, 100_000)]
-    (ready,) = _replies(effects)
+    (ready,) = replies(effects)
     assert isinstance(ready, KvReady)
     assert ready.times.kv_ready_s == 0.4
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from emulator.core.compare_summary import Expected
 from emulator.core.errors import ConfigError
 from emulator.core.expectation import check, check_metrics
+from emulator.core.run_summary import Fidelity, RunResult
 from emulator.core.specs import Expectation, Slo
 from emulator.core.strict import convert
-from emulator.core.summary import Expected, Fidelity, RunResult
 from emulator.core.verdict import judge
 from tests.core.made_records import made_record, made_run
 

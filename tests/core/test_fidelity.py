@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from emulator.core.deploy import RunSpec
 from emulator.core.fidelity import Observed, ObservedTransfer, judge, link_ratio
 from emulator.core.records import StepRecord
+from emulator.core.run_spec import RunSpec
 from emulator.core.specs import Scale
 from tests.builders import load_plan, node_spec, pair, run_spec
 from tests.core.made_records import made_record

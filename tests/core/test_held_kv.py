@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-import itertools
-from functools import partial
-
 import msgspec
 import pytest
 
 from emulator.core import strict
 from emulator.core.deploy import plan_runs
+from emulator.core.deployments import Pool, Role
 from emulator.core.effects import Reply, RunStep
 from emulator.core.engine import Engine
 from emulator.core.errors import ConfigError
 from emulator.core.held_kv import HeldKv
 from emulator.core.kv_pool import KvPool
 from emulator.core.messages import Abort, Generate, Heartbeat, Prefill, Release
-from emulator.core.scheduler import Scheduler, SchedulerConfig, Sequence, Status
-from emulator.core.specs import Pool, Role, Topology
+from emulator.core.scheduler import Scheduler, SchedulerConfig
+from emulator.core.sequence import Sequence, Status
+from emulator.core.specs import Topology
 from emulator.core.workload import plan_load
 from emulator.lab.catalog_files import load_catalog
 from emulator.simulate import simulate
 from tests.builders import load_plan, node_spec, pair, request, run_spec, ttft_s
+from tests.engines import engine_of
 
 
 def _engine(max_held_blocks: int | None, *, kv_blocks: int = 100) -> Engine:
     """Blocks of 16 tokens, 1 ms a prompt token."""
     node = node_spec("prefill-0", role="prefill", kv_blocks=kv_blocks)
     node = msgspec.structs.replace(node, max_held_blocks=max_held_blocks)
-    return Engine(node, new_ticket=partial(next, itertools.count(1)))
+    return engine_of(node)
 
 
 def _prefill(engine: Engine, name: str, blocks: int, now_s: float = 0.0) -> bool:

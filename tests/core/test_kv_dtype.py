@@ -8,9 +8,11 @@ import pytest
 from emulator.core import strict
 from emulator.core.catalog import find_gpu, find_model
 from emulator.core.cost import Chunk, RooflineCost, StepShape, cost_model, kv_block_capacity
-from emulator.core.deploy import NodeSpec, plan_runs
+from emulator.core.deploy import plan_runs
+from emulator.core.deployments import Deployment, KvDtype
 from emulator.core.errors import ConfigError
-from emulator.core.specs import Deployment, KvDtype, Topology
+from emulator.core.run_spec import NodeSpec
+from emulator.core.specs import Topology
 from emulator.core.workload import plan_load
 from emulator.lab.catalog_files import load_catalog
 from emulator.study import variants

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from emulator.core.deployments import TransferOrder
 from emulator.core.kv_lanes import Lane, Message
-from emulator.core.specs import TransferOrder
 
 
 def _lane(names: str, *, cap: int = 1, order: TransferOrder = "fifo", **costs: float) -> tuple[Lane[Message], str]:

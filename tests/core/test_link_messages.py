@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from emulator.core.deployments import TransferOrder
 from emulator.core.fair_share import Pair
 from emulator.core.link import Delivery, FairShareNetwork, Part, expected_ends
-from emulator.core.specs import TransferOrder
 
 RATE = 100.0
 

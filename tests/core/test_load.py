@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emulator.core import specs
+from emulator.core import traffic
 from emulator.core.errors import ProtocolError
 from emulator.core.lengths import LengthPair, LengthSource
 from emulator.core.load import MIN_USER_PERIOD_S, LoadGenerator
 from emulator.core.workload import LoadPlan, PlannedRequest, UserPlan
 
-LENGTHS = LengthPair(specs.UniformLength(low=1, high=1000), specs.UniformLength(low=1, high=1000))
+LENGTHS = LengthPair(traffic.UniformLength(low=1, high=1000), traffic.UniformLength(low=1, high=1000))
 
 
 def _request(n: int, scheduled_s: float) -> PlannedRequest:

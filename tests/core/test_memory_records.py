@@ -8,10 +8,10 @@ import msgspec
 import pytest
 from hypothesis import given
 
-from emulator.core.deploy import RunSpec
 from emulator.core.kv_memory import kv_memory
 from emulator.core.physics import violations
 from emulator.core.records import MemoryRecord, read_memory, write_rows
+from emulator.core.run_spec import RunSpec
 from emulator.lab.simulated import simulated_result
 from emulator.simulate import Simulation, simulate
 from tests.builders import by_id, load_plan, pair, request, run_spec

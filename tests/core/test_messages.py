@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from emulator.core import messages
 from emulator.core.errors import ProtocolError
+from emulator.core.message_codec import MAX_MESSAGE_BYTES, decode_to_client, decode_to_node, decode_to_router, encode
 from emulator.core.messages import (
-    MAX_MESSAGE_BYTES,
     Abort,
     Admit,
     Assembled,
@@ -52,10 +52,6 @@ from emulator.core.messages import (
     TokenCount,
     Tokens,
     Welcome,
-    decode_to_client,
-    decode_to_node,
-    decode_to_router,
-    encode,
 )
 from emulator.core.records import RequestTimes
 

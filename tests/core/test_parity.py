@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from emulator.core.parity import run_parity
+from emulator.core.run_summary import Distribution, RunSummary, summarize
 from emulator.core.specs import Slo
-from emulator.core.summary import Distribution, RunSummary, summarize
 from emulator.report.parity_table import conclusion, parity_html
 
 

@@ -8,17 +8,14 @@ from types import MappingProxyType
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from emulator.core.cost import Chunk, FittedCost, StepShape
-from emulator.core.deploy import RunSpec, plan_runs
+from emulator.core.deploy import plan_runs
 from emulator.core.hardware import Catalog
 from emulator.core.lengths import LengthPair
-from emulator.core.physics import linear_params, unchecked, violations
-from emulator.core.physics_link import Span, first_late
+from emulator.core.physics import unchecked, violations
 from emulator.core.records import Record, StepRecord, expand_steps
-from emulator.core.specs import FixedLength
+from emulator.core.run_spec import RunSpec
+from emulator.core.traffic import FixedLength
 from emulator.core.workload import UserPlan, plan_load
 from emulator.lab.catalog_files import load_catalog
 from emulator.lab.topology_files import load_topology
@@ -330,47 +327,3 @@ def test_a_profile_is_held_against_the_gpu_that_it_names_where_it_is_known() -> 
         "the steps of profile aiconfigurator-llama-3.1-8b-h100-tp1 were not held against a peak: no GPU h100 or no "
         "model Llama-3.1-8B is in the catalog"
     ]
-
-
-MADE_UP = {"article-70b"}
-"""Profiles made from an article's statements: they need not be possible, and short prompts under this one are not."""
-
-
-def test_every_profile_of_the_catalog_that_was_measured_is_below_its_gpus_peak() -> None:
-    catalog = load_catalog()
-    gpus, models = {gpu.name: gpu for gpu in catalog.gpus}, {model.name: model for model in catalog.models}
-    beyond = set()
-    for profile in catalog.profiles:
-        cost, gpu, model = FittedCost(profile=profile), gpus[profile.gpu], models[profile.model]
-        linear = 2 * linear_params(model)
-        prefill_s = [(n, cost.step_s(StepShape((Chunk(n, 0),), 0, 0))) for n in (64, 256, 1024, 2048)]
-        decode_s = [(n, cost.step_s(StepShape((), n, n))) for n in (1, 16, 64, 256)]
-        flops_per_s = max(linear * n / seconds for n, seconds in (*prefill_s, *decode_s))
-        bytes_per_s = max(linear / seconds for _, seconds in (*prefill_s, *decode_s))
-        if flops_per_s > gpu.bf16_dense_tflops * 1e12 * profile.tp:
-            beyond.add(profile.name)
-        if bytes_per_s > gpu.memory_gb_per_s * 1e9 * profile.tp:
-            beyond.add(profile.name)
-    assert beyond <= MADE_UP
-
-
-# --- windows --------------------------------------------------------------------------------------------------
-
-spans = st.lists(
-    st.tuples(st.integers(0, 12), st.integers(1, 8), st.integers(1, 6)).map(
-        lambda t: Span(float(t[0]), float(t[0] + t[1]), float(t[2]), "")
-    ),
-    max_size=7,
-)
-
-
-@given(spans, st.integers(0, 3))
-def test_a_nic_is_late_exactly_when_a_window_holds_more_than_fits(found: list[Span], slack: int) -> None:
-    named = [span._replace(name=str(n)) for n, span in enumerate(found)]
-    overfull = any(
-        sum(span.work_s for span in named if span.start_s >= start and span.end_s <= end) > end - start + slack
-        for start in {span.start_s for span in named}
-        for end in {span.end_s for span in named}
-        if end > start
-    )
-    assert (first_late(named, float(slack)) is not None) == overfull

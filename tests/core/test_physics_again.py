@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from emulator.core.deploy import NodeSpec, RunSpec
+from emulator.core.deployments import FirstToken, TransferMode
 from emulator.core.physics import violations
 from emulator.core.records import Record, StepRecord, expand_steps
-from emulator.core.specs import FirstToken, TransferMode
+from emulator.core.run_spec import NodeSpec, RunSpec
 from emulator.simulate import simulate
 from tests.builders import by_id, load_plan, node_spec, pair, request, run_spec
 from tests.drawn import EVERY_FIRST_TOKEN, EVERY_TRANSFER_MODE

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
-from functools import partial
-
 import msgspec
 import pytest
 
-from emulator.core.deploy import RouterSpec
-from emulator.core.effects import CloseTicket, Effect, OpenTicket, Reply, Send, TokenRun
+from emulator.core.deployments import FirstToken
+from emulator.core.effects import CloseTicket, Effect, OpenTicket, Send, TokenRun
 from emulator.core.engine import Engine
 from emulator.core.kv_pool import KvPool
 from emulator.core.messages import (
     Abort,
     Finished,
     Generate,
-    Hello,
     KvReceived,
-    Message,
     NodeFinish,
     Preempted,
     Prefill,
@@ -28,28 +23,24 @@ from emulator.core.messages import (
     Reserve,
     Reserved,
     StepTokens,
-    Submit,
     TokenCount,
     Tokens,
 )
 from emulator.core.records import RequestTimes
 from emulator.core.router import MAX_ATTEMPTS, Router
-from emulator.core.scheduler import Scheduler, SchedulerConfig, Sequence
-from emulator.core.specs import FirstToken
+from emulator.core.scheduler import Scheduler, SchedulerConfig
+from emulator.core.sequence import Sequence
 from tests.builders import node_spec
 from tests.drawn import EVERY_FIRST_TOKEN
+from tests.engines import engine_of, replies
+from tests.routers import known_router, submit
 
 # --- nodes ----------------------------------------------------------------------------------------------------------
 
 
 def _engine(*, merge_steps: bool = False, **changes: object) -> Engine:
     node = msgspec.structs.replace(node_spec("decode-0", role="decode"), preemption="prefill", **changes)
-    tickets = partial(next, itertools.count(1))
-    return Engine(node, new_ticket=tickets, kv_endpoint="here", merge_steps=merge_steps)
-
-
-def _replies(effects: list[Effect]) -> list[Message]:
-    return [effect.message for effect in effects if isinstance(effect, Reply)]
+    return engine_of(node, merge_steps=merge_steps)
 
 
 def _two_received(engine: Engine, first_token: FirstToken = "handoff") -> None:
@@ -75,7 +66,7 @@ def test_a_node_gives_up_what_it_has_no_memory_for_and_says_what_it_has_streamed
     _two_received(engine)
     effects = _until_preempted(engine)
     assert CloseTicket(2) in effects
-    (preempted,) = [message for message in _replies(effects) if isinstance(message, Preempted)]
+    (preempted,) = [message for message in replies(effects) if isinstance(message, Preempted)]
     # a, a step ahead, needs a third block for its 21st token when b has computed its 19th; b's first came with the KV.
     assert preempted == Preempted("b", 1 + 4)
     runs = [effect for effect in effects if isinstance(effect, TokenRun)]
@@ -95,7 +86,7 @@ def test_freed_memory_goes_to_reservations_that_wait() -> None:
 def test_the_first_token_of_the_first_attempt_keeps_its_instant() -> None:
     engine = _engine(kv_blocks=4, block_size=10)
     _two_received(engine, "recompute")
-    (preempted,) = [message for message in _replies(_until_preempted(engine)) if isinstance(message, Preempted)]
+    (preempted,) = [message for message in replies(_until_preempted(engine)) if isinstance(message, Preempted)]
     assert preempted.generated > 0
     assert preempted.times == RequestTimes(streamed_s=0.02), "made in the step after a's first"
 
@@ -106,7 +97,7 @@ def test_what_is_given_up_before_its_first_token_has_none_due() -> None:
     engine.handle(Reserve("b", 20, 5, first_token="recompute"), 0.0)
     engine.kv_arrived(1, 20_000, 0.0, 0.0, 0.0)
     effects = engine.kv_arrived(2, 20_000, 0.0, 0.0, 0.0)
-    assert Preempted("b", 0) in _replies(effects), "its KV fills the memory in which a would begin"
+    assert Preempted("b", 0) in replies(effects), "its KV fills the memory in which a would begin"
     engine.check_integrity()
 
 
@@ -130,7 +121,7 @@ def test_what_was_prefilled_on_the_node_is_computed_again_there() -> None:
     engine = _engine(kv_blocks=4, block_size=10)
     for request_id in ("a", "b"):
         engine.handle(Generate(request_id, 15, 10), 0.0)
-    (preempted,) = [message for message in _replies(_until_preempted(engine)) if isinstance(message, Preempted)]
+    (preempted,) = [message for message in replies(_until_preempted(engine)) if isinstance(message, Preempted)]
     assert preempted == Preempted("b", preempted.generated, recomputes=True)
     while (until_s := engine.busy_until_s) is not None:
         engine.step_done(until_s)
@@ -140,10 +131,10 @@ def test_what_was_prefilled_on_the_node_is_computed_again_there() -> None:
 def test_a_prefill_node_must_hold_what_may_be_prefilled_anew() -> None:
     node = node_spec("prefill-0", role="prefill", kv_blocks=10, block_size=10)
     alone = Engine(node, new_ticket=int)
-    assert _replies(alone.handle(Prefill("a", 90, 20), 0.0)) == []
+    assert replies(alone.handle(Prefill("a", 90, 20), 0.0)) == []
     anew = Engine(msgspec.structs.replace(node, preemption="prefill"), new_ticket=int)
-    assert _replies(anew.handle(Prefill("a", 80, 20), 0.0)) == []
-    (rejected,) = _replies(anew.handle(Prefill("b", 90, 20), 0.0))
+    assert replies(anew.handle(Prefill("a", 80, 20), 0.0)) == []
+    (rejected,) = replies(anew.handle(Prefill("b", 90, 20), 0.0))
     assert isinstance(rejected, Rejected)
     assert rejected.reason.endswith("need KV for 110 tokens, prefill-0 has room for 100")
 
@@ -153,20 +144,8 @@ def test_a_prefill_node_must_hold_what_may_be_prefilled_anew() -> None:
 
 def _router(first_token: FirstToken = "handoff", *, max_tokens: int = 10) -> Router:
     """Two prefill and two decode nodes, and request a of 100 tokens submitted: on prefill-0 and decode-0."""
-    spec = RouterSpec(
-        disaggregated=True,
-        routing="round_robin",
-        node_lost_s=5.0,
-        request_s=60.0,
-        first_token=first_token,
-        preemption="prefill",
-    )
-    router = Router(spec)
-    for role in ("prefill", "decode"):
-        for n in range(2):
-            router.join(Hello(f"{role}-{n}", role, "", 1_000), 16, 0.0)
-    router.join(Hello("client", "client", ""), 1, 0.0)
-    router.handle("client", Submit("a", 100, max_tokens), 0.0)
+    router = known_router(prefill=2, decode=2, routing="round_robin", first_token=first_token, preemption="prefill")
+    submit(router, "a", max_tokens=max_tokens)
     return router
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from emulator.core.deploy import NicSpec
 from emulator.core.messages import LinkProbe, OpenProbe, ProbeDone, ProbeOpened, SendProbe
 from emulator.core.probe import ATTEMPTS, PINGS, Probe, Prober, ProbeSend, probe_bytes
+from emulator.core.run_spec import NicSpec
 from emulator.core.specs import Scale
 from tests.builders import load_plan, node_spec, run_spec
 

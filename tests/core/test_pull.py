@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-import itertools
-from functools import partial
-
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emulator.core.deploy import RouterSpec
-from emulator.core.effects import CloseTicket, Effect, OpenTicket, Reply, Send, Transmit
+from emulator.core.deployments import Admission
+from emulator.core.effects import CloseTicket, OpenTicket, Reply, Send, Transmit
 from emulator.core.engine import Engine
 from emulator.core.messages import (
     Abort,
     Admit,
-    Hello,
     KvComputed,
     KvReady,
-    Message,
     Prefill,
     PrefillDone,
     ReadKv,
     Reserve,
     Reserved,
     SendKv,
-    Submit,
 )
 from emulator.core.reads import Reads
 from emulator.core.records import RequestTimes
 from emulator.core.router import Router
-from emulator.core.specs import Admission
 from tests.builders import node_spec
+from tests.engines import engine_of, replies
+from tests.routers import known_router, submit
 
 # --- which prompts are read -----------------------------------------------------------------------------------------
 
@@ -131,11 +126,7 @@ def test_reads_begin_as_soon_as_they_may_in_order_and_none_twice(most: int, step
 def _engine(role: str = "decode", **changes: object) -> Engine:
     node = node_spec(f"{role}-0", role="decode" if role == "decode" else "prefill")
     node = msgspec.structs.replace(node, transfer_mode="pull", **changes)
-    return Engine(node, new_ticket=partial(next, itertools.count(1)), kv_endpoint="here")
-
-
-def _replies(effects: list[Effect]) -> list[Message]:
-    return [effect.message for effect in effects if isinstance(effect, Reply)]
+    return engine_of(node)
 
 
 def _reserve(request_id: str, *, source: str = "prefill-0", computed: bool = False) -> Reserve:
@@ -151,7 +142,7 @@ def test_a_decode_node_reserves_and_asks_for_kv_when_it_is_computed() -> None:
 
 
 def test_kv_that_is_computed_already_is_asked_for_with_the_ticket() -> None:
-    assert _replies(_engine().handle(_reserve("a", computed=True), 0.0)) == [
+    assert replies(_engine().handle(_reserve("a", computed=True), 0.0)) == [
         Reserved("a", 1, "here"),
         ReadKv("a", 1, "here"),
     ]
@@ -176,10 +167,10 @@ def test_reads_from_one_node_follow_each_other_whether_they_end_or_are_aborted()
     for request_id in ("a", "b", "c"):
         engine.handle(_reserve(request_id), 0.0)
     engine.handle(_reserve("other", source="prefill-1"), 0.0)
-    asked = [_replies(engine.handle(KvComputed(request_id), 0.1)) for request_id in ("a", "c", "b", "other")]
+    asked = [replies(engine.handle(KvComputed(request_id), 0.1)) for request_id in ("a", "c", "b", "other")]
     assert asked == [[ReadKv("a", 1, "here")], [], [], [ReadKv("other", 4, "here")]]
-    assert ReadKv("c", 3, "here") in _replies(engine.kv_arrived(1, 100_000, 0.1, 0.2, 0.2))
-    assert _replies(engine.handle(Abort("c"), 0.25)) == [ReadKv("b", 2, "here")]
+    assert ReadKv("c", 3, "here") in replies(engine.kv_arrived(1, 100_000, 0.1, 0.2, 0.2))
+    assert replies(engine.handle(Abort("c"), 0.25)) == [ReadKv("b", 2, "here")]
     engine.check_integrity()
 
 
@@ -195,7 +186,7 @@ def test_a_prefill_node_starts_when_it_is_admitted_and_sends_when_it_is_asked() 
     engine = _engine("prefill")
     assert engine.handle(Prefill("a", 100, 5, await_ticket=True), 0.0) == []
     engine.handle(Admit("a"), 0.3)
-    (done,) = _replies(engine.step_done(0.4))
+    (done,) = replies(engine.step_done(0.4))
     times = RequestTimes(queued_s=0.0, admitted_s=0.3, prefill_start_s=0.3, prefill_end_s=0.4)
     assert done == PrefillDone("a", times)
     assert engine.handle(SendKv("a", 7, "there", "decode-0"), 0.5) == [
@@ -211,19 +202,8 @@ def test_a_prefill_node_starts_when_it_is_admitted_and_sends_when_it_is_asked() 
 
 def _router(admission: Admission = "dispatch") -> Router:
     """One prefill and one decode node, and request a of 100 and 10 tokens submitted."""
-    spec = RouterSpec(
-        disaggregated=True,
-        routing="least_loaded",
-        node_lost_s=5.0,
-        request_s=60.0,
-        admission=admission,
-        transfer_mode="pull",
-    )
-    router = Router(spec)
-    router.join(Hello("prefill-0", "prefill", "", 1_000), 16, 0.0)
-    router.join(Hello("decode-0", "decode", "", 1_000), 16, 0.0)
-    router.join(Hello("client", "client", ""), 1, 0.0)
-    router.handle("client", Submit("a", 100, 10), 0.0)
+    router = known_router(prefill=1, decode=1, admission=admission, transfer_mode="pull")
+    submit(router, "a")
     return router
 
 

@@ -7,9 +7,10 @@ import pytest
 from emulator.core import strict
 from emulator.core.catalog import find_gpu, find_model
 from emulator.core.cost import kv_block_capacity
-from emulator.core.deploy import RunSpec, plan_runs
+from emulator.core.deploy import plan_runs
 from emulator.core.hardware import Gpu
 from emulator.core.roofline import kv_shards, reshard_s_per_byte
+from emulator.core.run_spec import RunSpec
 from emulator.core.specs import Topology
 from emulator.core.workload import plan_load
 from emulator.lab.catalog_files import load_catalog

@@ -12,62 +12,32 @@ import pytest
 from emulator.core import strict
 from emulator.core.autoscale import peak_payload_bps
 from emulator.core.bounds import Demand, limits, servable_share
-from emulator.core.deploy import RouterSpec, RunSpec, plan_runs
+from emulator.core.deploy import plan_runs
+from emulator.core.deployments import Admission, Conditional, Role, RoleSwitching
 from emulator.core.effects import Send
 from emulator.core.errors import ConfigError
-from emulator.core.messages import Generate, Hello, KvReceived, Prefill, PrefillDone, Reserve, Submit
+from emulator.core.messages import Generate, KvReceived, Prefill, PrefillDone, Reserve
 from emulator.core.probe import Prober
 from emulator.core.records import RequestTimes
 from emulator.core.router import Router
-from emulator.core.specs import Admission, Conditional, FirstToken, Role, RoleSwitching, Topology
+from emulator.core.run_spec import RunSpec
+from emulator.core.specs import Topology
 from emulator.core.workload import plan_load
 from emulator.lab.catalog_files import load_catalog
 from emulator.simulate import Simulation
 from emulator.study.variants import Ratio, deployments_like
 from tests.builders import load_plan, node_spec, request, run_spec, step_times
 from tests.drawn import EVERY_ADMISSION
+from tests.routers import known_router, submit
 
 CATALOG = load_catalog()
 SWITCHING = RoleSwitching(max_queued_prompt_tokens=200, max_kv_usage=0.5)
 NO_TIMES = RequestTimes()
 
 
-def _router(
-    *,
-    role_switching: RoleSwitching | None = None,
-    admission: Admission = "dispatch",
-    first_token: FirstToken = "handoff",
-    blocks: int = 1_000,
-    **counts: int,
-) -> Router:
-    """A router that knows so many nodes of each role, of 16,000 tokens each."""
-    spec = RouterSpec(
-        disaggregated=True,
-        routing="least_loaded",
-        node_lost_s=5.0,
-        request_s=60.0,
-        first_token=first_token,
-        admission=admission,
-        role_switching=role_switching,
-    )
-    router = Router(spec)
-    roles: dict[str, Role] = {"prefill": "prefill", "decode": "decode", "mixed": "mixed"}
-    for name, count in counts.items():
-        for n in range(count):
-            router.join(Hello(f"{name}-{n}", roles[name], "", blocks), 16, 0.0)
-    router.join(Hello("client", "client", ""), 1, 0.0)
-    return router
-
-
-def _submit(router: Router, request_id: str, prompt_tokens: int = 100, max_tokens: int = 10) -> list[Send]:
-    sends = router.handle("client", Submit(request_id, prompt_tokens, max_tokens), 0.0)
-    router.check_integrity()
-    return sends
-
-
 def _place(router: Router, request_id: str, prompt_tokens: int = 100, max_tokens: int = 10) -> tuple[str, str]:
     """Where a request is to be prefilled, and where decoded."""
-    sends = _submit(router, request_id, prompt_tokens, max_tokens)
+    sends = submit(router, request_id, prompt_tokens, max_tokens)
     at = {type(send.message): send.peer for send in sends}
     if Generate in at:
         return at[Generate], at[Generate]
@@ -78,20 +48,20 @@ def _place(router: Router, request_id: str, prompt_tokens: int = 100, max_tokens
 
 
 def test_where_both_choices_fall_on_one_node_it_serves_alone() -> None:
-    router = _router(mixed=2)
-    assert _submit(router, "a") == [Send("mixed-0", Generate("a", 100, 10))]
-    assert _submit(router, "b") == [Send("mixed-1", Generate("b", 100, 10))]
+    router = known_router(mixed=2)
+    assert submit(router, "a") == [Send("mixed-0", Generate("a", 100, 10))]
+    assert submit(router, "b") == [Send("mixed-1", Generate("b", 100, 10))]
 
 
 def test_kv_moves_where_one_node_has_fewer_prompts_and_another_more_memory() -> None:
-    router = _router(mixed=2)
+    router = known_router(mixed=2)
     assert _place(router, "a", 100, 10) == ("mixed-0", "mixed-0")
     assert _place(router, "b", 50, 5_000) == ("mixed-1", "mixed-1")
     assert _place(router, "c", 100, 10) == ("mixed-1", "mixed-0")
 
 
 def test_a_node_that_takes_kv_in_sends_none_until_it_is_there() -> None:
-    router = _router(mixed=2)
+    router = known_router(mixed=2)
     for name, size in (("a", (100, 10)), ("b", (50, 5_000)), ("moves", (100, 10)), ("d", (10, 9_000))):
         _place(router, name, *size)
     assert _place(router, "e", 30, 10) == ("mixed-0", "mixed-0"), "mixed-1 has more memory, but mixed-0 takes KV in"
@@ -102,11 +72,11 @@ def test_a_node_that_takes_kv_in_sends_none_until_it_is_there() -> None:
 
 
 def test_at_equal_load_nodes_do_what_is_their_own() -> None:
-    assert _place(_router(mixed=1, prefill=1, decode=1), "a") == ("prefill-0", "decode-0")
+    assert _place(known_router(mixed=1, prefill=1, decode=1), "a") == ("prefill-0", "decode-0")
 
 
 def test_mixed_nodes_take_what_the_others_have_too_much_of() -> None:
-    router = _router(prefill=1, decode=1, mixed=1)
+    router = known_router(prefill=1, decode=1, mixed=1)
     _place(router, "a", 500, 10)
     assert _place(router, "b", 100, 10) == ("mixed-0", "mixed-0"), "fewer prompts, and more memory than decode-0"
     assert _place(router, "c", 450, 10) == ("mixed-0", "mixed-0")
@@ -114,7 +84,7 @@ def test_mixed_nodes_take_what_the_others_have_too_much_of() -> None:
 
 
 def test_prompts_that_a_node_holds_for_others_count_as_its_memory() -> None:
-    router = _router(prefill=1, decode=2, role_switching=SWITCHING)
+    router = known_router(prefill=1, decode=2, role_switching=SWITCHING)
     for n in range(2):
         assert _place(router, f"r{n}", 6_000, 10) == ("prefill-0", f"decode-{n}")
         router.handle("prefill-0", PrefillDone(f"r{n}", NO_TIMES), 1.0)
@@ -127,22 +97,22 @@ def test_prompts_that_a_node_holds_for_others_count_as_its_memory() -> None:
 
 @pytest.mark.parametrize("admission", EVERY_ADMISSION)
 def test_a_lone_mixed_node_beside_prefill_nodes_decodes_and_sends_nothing(admission: Admission) -> None:
-    router = _router(prefill=1, mixed=1, admission=admission)
-    assert [s.peer for s in _submit(router, "a", 100)][-1] == "prefill-0"
-    assert _submit(router, "b", 50) == [Send("mixed-0", Generate("b", 50, 10))]
+    router = known_router(prefill=1, mixed=1, admission=admission)
+    assert [s.peer for s in submit(router, "a", 100)][-1] == "prefill-0"
+    assert submit(router, "b", 50) == [Send("mixed-0", Generate("b", 50, 10))]
 
 
 # --- the decode node is chosen later ----------------------------------------------------------------------------------
 
 
 def test_prefill_first_chooses_among_the_others_when_the_prompt_is_computed() -> None:
-    router = _router(mixed=3, admission="prefill_first")
+    router = known_router(mixed=3, admission="prefill_first")
     for n in range(3):
-        _submit(router, f"own-{n}", 10, 100 * (n + 1))
-    _submit(router, "fourth", 5, 1_000)  # to mixed-0, where fewest tokens are; then it is the fullest
-    assert _submit(router, "a", 5) == [Send("mixed-1", Generate("a", 5, 10))]
-    assert _submit(router, "b", 400, 10) == [Send("mixed-2", Prefill("b", 400, 10))], "mixed-1 has more memory"
-    _submit(router, "c", 1, 8_000)
+        submit(router, f"own-{n}", 10, 100 * (n + 1))
+    submit(router, "fourth", 5, 1_000)  # to mixed-0, where fewest tokens are; then it is the fullest
+    assert submit(router, "a", 5) == [Send("mixed-1", Generate("a", 5, 10))]
+    assert submit(router, "b", 400, 10) == [Send("mixed-2", Prefill("b", 400, 10))], "mixed-1 has more memory"
+    submit(router, "c", 1, 8_000)
     sends = router.handle("mixed-2", PrefillDone("b", NO_TIMES), 1.0)
     router.check_integrity()
     (reserve,) = sends
@@ -151,10 +121,10 @@ def test_prefill_first_chooses_among_the_others_when_the_prompt_is_computed() ->
 
 
 def test_a_lost_node_that_stood_ready_for_a_request_costs_it_a_retry() -> None:
-    router = _router(mixed=2, admission="prefill_first")
-    _submit(router, "a", 100, 10)
-    _submit(router, "b", 50, 5_000)
-    assert _submit(router, "c", 100, 10) == [Send("mixed-1", Prefill("c", 100, 10))]
+    router = known_router(mixed=2, admission="prefill_first")
+    submit(router, "a", 100, 10)
+    submit(router, "b", 50, 5_000)
+    assert submit(router, "c", 100, 10) == [Send("mixed-1", Prefill("c", 100, 10))]
     sends = router.lost("mixed-0")
     assert Send("mixed-1", Generate("c~1", 100, 10)) in sends
     router.check_integrity()
@@ -164,7 +134,7 @@ def test_a_lost_node_that_stood_ready_for_a_request_costs_it_a_retry() -> None:
 
 
 def test_decode_nodes_take_prompts_once_more_than_so_many_tokens_are_queued_everywhere_else() -> None:
-    router = _router(prefill=2, decode=1, role_switching=SWITCHING)
+    router = known_router(prefill=2, decode=1, role_switching=SWITCHING)
     assert [_place(router, f"r{n}", 150)[0] for n in range(5)] == [
         "prefill-0", "prefill-1", "prefill-0", "prefill-1", "decode-0",
     ]  # fmt: skip
@@ -174,21 +144,21 @@ def test_decode_nodes_take_prompts_once_more_than_so_many_tokens_are_queued_ever
 
 
 def test_what_a_helping_node_prefills_while_it_takes_kv_in_it_decodes() -> None:
-    router = _router(prefill=1, decode=2, role_switching=SWITCHING)
+    router = known_router(prefill=1, decode=2, role_switching=SWITCHING)
     assert _place(router, "a", 300) == ("prefill-0", "decode-0")
     assert _place(router, "b", 50) == ("decode-1", "decode-1"), "most free memory, and nothing to move"
     assert _place(router, "c", 60, 9_000) == ("decode-0", "decode-0"), "the fewest prompts; KV is on its way there"
 
 
 def test_prefill_nodes_decode_once_so_much_memory_is_given_away_everywhere_else() -> None:
-    router = _router(prefill=1, decode=1, role_switching=SWITCHING)
+    router = known_router(prefill=1, decode=1, role_switching=SWITCHING)
     assert _place(router, "a", 100, 7_900) == ("prefill-0", "decode-0"), "8,000 of 16,000"
     router.handle("prefill-0", PrefillDone("a", NO_TIMES), 1.0)
     assert _place(router, "b", 1, 1) == ("prefill-0", "prefill-0")
 
 
 def test_kv_goes_back_where_nothing_comes_from_there() -> None:
-    router = _router(prefill=1, decode=1, role_switching=SWITCHING)
+    router = known_router(prefill=1, decode=1, role_switching=SWITCHING)
     assert _place(router, "a", 100, 8_000) == ("prefill-0", "prefill-0"), "with it more than half would be given away"
     assert _place(router, "b", 150, 7_800) == ("prefill-0", "decode-0")
     router.handle("prefill-0", PrefillDone("b", NO_TIMES), 1.0)
@@ -201,12 +171,12 @@ def test_kv_goes_back_where_nothing_comes_from_there() -> None:
 
 
 def test_without_thresholds_nobody_helps() -> None:
-    router = _router(prefill=1, decode=1)
+    router = known_router(prefill=1, decode=1)
     assert {_place(router, f"r{n}", 3_000) for n in range(8)} == {("prefill-0", "decode-0")}
 
 
 def test_helpers_take_over_from_a_pool_that_is_lost() -> None:
-    router = _router(prefill=1, decode=1, role_switching=SWITCHING)
+    router = known_router(prefill=1, decode=1, role_switching=SWITCHING)
     router.lost("prefill-0")
     assert _place(router, "a") == ("decode-0", "decode-0")
 

@@ -6,7 +6,6 @@ import itertools
 
 import pytest
 
-from emulator.core.deploy import RouterSpec
 from emulator.core.effects import Send
 from emulator.core.messages import (
     Abort,
@@ -32,47 +31,12 @@ from emulator.core.messages import (
 )
 from emulator.core.records import RequestTimes
 from emulator.core.router import Router
-from emulator.core.specs import Admission, FirstToken, Role, Routing
-
-
-def _router(
-    *,
-    prefill: int = 0,
-    decode: int = 0,
-    colocated: int = 0,
-    routing: Routing = "least_loaded",
-    blocks: int = 1_000,
-    first_token: FirstToken = "handoff",
-    admission: Admission = "dispatch",
-) -> Router:
-    """A router that knows nodes named `prefill-0` … and the clients `client` and `other`."""
-    spec = RouterSpec(
-        disaggregated=prefill + decode > 0,
-        routing=routing,
-        node_lost_s=5.0,
-        request_s=60.0,
-        first_token=first_token,
-        admission=admission,
-    )
-    router = Router(spec)
-    counts: dict[Role, int] = {"prefill": prefill, "decode": decode, "colocated": colocated}
-    for role, count in counts.items():
-        for n in range(count):
-            router.join(Hello(f"{role}-{n}", role, "", blocks), 16, 0.0)
-    for client in ("client", "other"):
-        router.join(Hello(client, "client", ""), 1, 0.0)
-    return router
-
-
-def _submit(router: Router, request_id: str, prompt_tokens: int = 100, max_tokens: int = 10) -> list[Send]:
-    sends = router.handle("client", Submit(request_id, prompt_tokens, max_tokens), 0.0)
-    router.check_integrity()
-    return sends
+from tests.routers import known_router, submit
 
 
 def _places(router: Router, *prompts: int) -> list[tuple[str, ...]]:
     """Where requests with these prompts go, one after the other."""
-    return [tuple(send.peer for send in _submit(router, f"r{n}", prompt)) for n, prompt in enumerate(prompts)]
+    return [tuple(send.peer for send in submit(router, f"r{n}", prompt)) for n, prompt in enumerate(prompts)]
 
 
 def _tokens(*request_ids: str, finished: tuple[NodeFinish, ...] = ()) -> StepTokens:
@@ -83,19 +47,19 @@ def _tokens(*request_ids: str, finished: tuple[NodeFinish, ...] = ()) -> StepTok
 
 
 def test_a_request_goes_to_its_decode_and_prefill_node_at_once() -> None:
-    router = _router(prefill=1, decode=1)
-    assert _submit(router, "a") == [
+    router = known_router(prefill=1, decode=1)
+    assert submit(router, "a") == [
         Send("decode-0", Reserve("a", 100, 10, source="prefill-0")),
         Send("prefill-0", Prefill("a", 100, 10)),
     ]
 
 
 def test_a_colocated_request_goes_to_one_node() -> None:
-    assert _submit(_router(colocated=1), "a") == [Send("colocated-0", Generate("a", 100, 10))]
+    assert submit(known_router(colocated=1), "a") == [Send("colocated-0", Generate("a", 100, 10))]
 
 
 def test_round_robin_ignores_load_and_counts_each_role_by_itself() -> None:
-    router = _router(prefill=3, decode=2, routing="round_robin")
+    router = known_router(prefill=3, decode=2, routing="round_robin")
     assert _places(router, 9_000, 1, 1, 1) == [
         ("decode-0", "prefill-0"),
         ("decode-1", "prefill-1"),
@@ -105,7 +69,7 @@ def test_round_robin_ignores_load_and_counts_each_role_by_itself() -> None:
 
 
 def test_least_loaded_counts_queued_prompt_tokens_at_prefill_and_kv_at_decode() -> None:
-    router = _router(prefill=2, decode=2)
+    router = known_router(prefill=2, decode=2)
     assert _places(router, 900, 100, 100, 900) == [
         ("decode-0", "prefill-0"),
         ("decode-1", "prefill-1"),
@@ -115,32 +79,32 @@ def test_least_loaded_counts_queued_prompt_tokens_at_prefill_and_kv_at_decode() 
 
 
 def test_a_finished_prefill_is_no_load_any_more_but_its_kv_is() -> None:
-    router = _router(prefill=2, decode=2)
-    _submit(router, "long", 900)
+    router = known_router(prefill=2, decode=2)
+    submit(router, "long", 900)
     router.handle("prefill-0", PrefillDone("long", RequestTimes()), 1.0)
     assert _places(router, 100) == [("decode-1", "prefill-1")], "equal prompt load: the one with fewer requests"
     router.handle("decode-0", KvReceived("long", RequestTimes()), 1.0)
-    assert [send.peer for send in _submit(router, "b", 1_000)] == ["decode-1", "prefill-0"]
+    assert [send.peer for send in submit(router, "b", 1_000)] == ["decode-1", "prefill-0"]
 
 
 def test_least_loaded_decode_is_the_one_with_most_free_memory_not_the_fewest_tokens() -> None:
-    router = _router(prefill=1, decode=1, blocks=100)
+    router = known_router(prefill=1, decode=1, blocks=100)
     router.join(Hello("decode-large", "decode", "", 1_000), 16, 0.0)
     assert _places(router, 5_000, 5_000) == [("decode-large", "prefill-0")] * 2
 
 
 def test_colocated_least_loaded_counts_requests_and_among_equals_prompt_tokens() -> None:
-    router = _router(colocated=2)
+    router = known_router(colocated=2)
     assert _places(router, 9_000, 10) == [("colocated-0",), ("colocated-1",)]
-    assert _places(_router(colocated=2), 10, 9_000, 10) == [("colocated-0",), ("colocated-1",), ("colocated-0",)]
+    assert _places(known_router(colocated=2), 10, 9_000, 10) == [("colocated-0",), ("colocated-1",), ("colocated-0",)]
 
 
 # --- a request's life -----------------------------------------------------------------------------------------------
 
 
 def test_a_disaggregated_life_from_ticket_to_end() -> None:
-    router = _router(prefill=1, decode=1)
-    _submit(router, "a")
+    router = known_router(prefill=1, decode=1)
+    submit(router, "a")
     assert router.handle("decode-0", Reserved("a", 7, "there"), 0.1) == [
         Send("prefill-0", SendKv("a", 7, "there", "decode-0"))
     ]
@@ -169,8 +133,8 @@ def test_a_disaggregated_life_from_ticket_to_end() -> None:
 
 
 def test_a_request_that_ends_with_its_handoff_releases_the_prefill_node() -> None:
-    router = _router(prefill=1, decode=1)
-    _submit(router, "a", max_tokens=1)
+    router = known_router(prefill=1, decode=1)
+    submit(router, "a", max_tokens=1)
     sends = router.handle("decode-0", _tokens("a", finished=(NodeFinish("a", "length"),)), 0.4)
     assert Send("prefill-0", Release("a")) in sends
     assert router.handle("decode-0", KvReceived("a", RequestTimes()), 0.4) == []
@@ -182,15 +146,15 @@ def test_a_request_that_ends_with_its_handoff_releases_the_prefill_node() -> Non
 
 def test_the_decode_node_is_told_who_streams_the_first_token() -> None:
     for first_token in ("prefill", "recompute"):
-        router = _router(prefill=1, decode=1, first_token=first_token)
-        assert _submit(router, "a")[0] == Send(
+        router = known_router(prefill=1, decode=1, first_token=first_token)
+        assert submit(router, "a")[0] == Send(
             "decode-0", Reserve("a", 100, 10, first_token=first_token, source="prefill-0")
         )
 
 
 def test_a_first_token_from_prefill_goes_out_when_the_prompt_is_done() -> None:
-    router = _router(prefill=1, decode=1, first_token="prefill")
-    _submit(router, "a")
+    router = known_router(prefill=1, decode=1, first_token="prefill")
+    submit(router, "a")
     first = [Send("client", Tokens((TokenCount("a", 1),)))]
     assert router.handle("prefill-0", PrefillDone("a", RequestTimes(prefill_end_s=0.2)), 0.2) == first
     assert router.handle("decode-0", KvReceived("a", RequestTimes(kv_end_s=0.4)), 0.4) == [
@@ -203,8 +167,8 @@ def test_a_first_token_from_prefill_goes_out_when_the_prompt_is_done() -> None:
 
 
 def test_a_first_token_from_prefill_is_streamed_once_even_if_word_of_it_is_overtaken() -> None:
-    router = _router(prefill=1, decode=1, first_token="prefill")
-    _submit(router, "a")
+    router = known_router(prefill=1, decode=1, first_token="prefill")
+    submit(router, "a")
     assert router.handle("decode-0", KvReceived("a", RequestTimes()), 0.4) == [
         Send("client", Tokens((TokenCount("a", 1),))),
         Send("prefill-0", Release("a")),
@@ -213,9 +177,9 @@ def test_a_first_token_from_prefill_is_streamed_once_even_if_word_of_it_is_overt
 
 
 def test_a_request_for_the_first_token_alone_never_meets_a_decode_node_where_prefill_streams_it() -> None:
-    router = _router(prefill=2, decode=1, first_token="prefill")
-    assert _submit(router, "a", max_tokens=1) == [Send("prefill-0", Generate("a", 100, 1))]
-    assert _submit(router, "b", max_tokens=1) == [Send("prefill-1", Generate("b", 100, 1))]
+    router = known_router(prefill=2, decode=1, first_token="prefill")
+    assert submit(router, "a", max_tokens=1) == [Send("prefill-0", Generate("a", 100, 1))]
+    assert submit(router, "b", max_tokens=1) == [Send("prefill-1", Generate("b", 100, 1))]
     assert router.handle("prefill-0", _tokens("a", finished=(NodeFinish("a", "length"),)), 0.1) == [
         Send("client", Tokens((TokenCount("a", 1),))),
         Send("client", Finished("a", "length", "", "prefill-0", "prefill-0")),
@@ -228,8 +192,8 @@ def test_a_request_for_the_first_token_alone_never_meets_a_decode_node_where_pre
 
 
 def test_a_lost_decode_node_fails_a_request_whose_first_token_prefill_has_streamed() -> None:
-    router = _router(prefill=1, decode=2, first_token="prefill")
-    _submit(router, "a")
+    router = known_router(prefill=1, decode=2, first_token="prefill")
+    submit(router, "a")
     router.handle("prefill-0", PrefillDone("a", RequestTimes()), 0.2)
     (*_, finished) = router.lost("decode-0")
     assert isinstance(finished.message, Finished)
@@ -237,8 +201,8 @@ def test_a_lost_decode_node_fails_a_request_whose_first_token_prefill_has_stream
 
 
 def test_reserving_first_prefill_is_told_to_wait_for_the_ticket() -> None:
-    router = _router(prefill=1, decode=1, admission="decode_reserve_first")
-    assert _submit(router, "a") == [
+    router = known_router(prefill=1, decode=1, admission="decode_reserve_first")
+    assert submit(router, "a") == [
         Send("decode-0", Reserve("a", 100, 10, source="prefill-0")),
         Send("prefill-0", Prefill("a", 100, 10, await_ticket=True)),
     ]
@@ -248,9 +212,9 @@ def test_reserving_first_prefill_is_told_to_wait_for_the_ticket() -> None:
 
 
 def test_prefilling_first_a_decode_node_is_chosen_and_asked_when_the_prompt_is_done() -> None:
-    router = _router(prefill=1, decode=2, admission="prefill_first")
-    assert _submit(router, "a", 500) == [Send("prefill-0", Prefill("a", 500, 10))]
-    assert _submit(router, "b", 100) == [Send("prefill-0", Prefill("b", 100, 10))]
+    router = known_router(prefill=1, decode=2, admission="prefill_first")
+    assert submit(router, "a", 500) == [Send("prefill-0", Prefill("a", 500, 10))]
+    assert submit(router, "b", 100) == [Send("prefill-0", Prefill("b", 100, 10))]
     assert router.lost("decode-0") == [], "nobody waits for it"
     router.join(Hello("decode-2", "decode", "", 1_000), 16, 0.0)
     assert router.handle("prefill-0", PrefillDone("a", RequestTimes()), 0.5) == [
@@ -264,8 +228,8 @@ def test_prefilling_first_a_decode_node_is_chosen_and_asked_when_the_prompt_is_d
 
 
 def test_prefilling_first_a_request_fails_when_no_decode_node_is_left_then() -> None:
-    router = _router(prefill=1, decode=1, admission="prefill_first")
-    _submit(router, "a")
+    router = known_router(prefill=1, decode=1, admission="prefill_first")
+    submit(router, "a")
     router.lost("decode-0")
     assert router.handle("prefill-0", PrefillDone("a", RequestTimes()), 0.5) == [
         Send("prefill-0", Abort("a")),
@@ -278,7 +242,7 @@ def test_prefilling_first_a_request_fails_when_no_decode_node_is_left_then() -> 
 
 
 def test_one_steps_tokens_reach_each_client_in_one_message() -> None:
-    router = _router(colocated=1)
+    router = known_router(colocated=1)
     for client, request_id in (("client", "a"), ("other", "b"), ("client", "c")):
         router.handle(client, Submit(request_id, 10, 5), 0.0)
     assert router.handle("colocated-0", _tokens("a", "b", "c"), 0.1) == [
@@ -288,8 +252,8 @@ def test_one_steps_tokens_reach_each_client_in_one_message() -> None:
 
 
 def test_a_refused_request_ends_at_once_with_the_reason_and_leaves_no_trace_at_the_other_node() -> None:
-    router = _router(prefill=1, decode=1)
-    _submit(router, "a")
+    router = known_router(prefill=1, decode=1)
+    submit(router, "a")
     sends = router.handle("decode-0", Rejected("a", "too long"), 0.1)
     assert sends == [
         Send("decode-0", Abort("a")),
@@ -301,23 +265,23 @@ def test_a_refused_request_ends_at_once_with_the_reason_and_leaves_no_trace_at_t
 
 
 def test_an_abort_frees_both_nodes_and_is_confirmed() -> None:
-    router = _router(prefill=1, decode=1)
-    _submit(router, "a")
+    router = known_router(prefill=1, decode=1)
+    submit(router, "a")
     assert [send.peer for send in router.handle("client", Abort("a"), 0.1)] == ["decode-0", "prefill-0", "client"]
     assert router.handle("client", Abort("a"), 0.1) == []
     router.check_integrity()
 
 
 def test_a_client_cannot_abort_what_another_has_submitted() -> None:
-    router = _router(colocated=1)
-    _submit(router, "a")
+    router = known_router(colocated=1)
+    submit(router, "a")
     assert router.handle("other", Abort("a"), 0.1) == []
     assert router.live_requests == 1
 
 
 def test_a_request_past_its_deadline_fails() -> None:
-    router = _router(colocated=1)
-    _submit(router, "a")
+    router = known_router(colocated=1)
+    submit(router, "a")
     router.handle("colocated-0", Heartbeat(1, 1, 0), 59.0)
     assert router.tick(60.0) == []
     assert router.tick(60.1) == [
@@ -331,8 +295,8 @@ def test_a_request_past_its_deadline_fails() -> None:
 
 
 def test_an_id_in_use_is_refused_and_the_first_request_goes_on() -> None:
-    router = _router(colocated=1)
-    _submit(router, "a")
+    router = known_router(colocated=1)
+    submit(router, "a")
     assert router.handle("other", Submit("a", 5, 5), 0.1) == [
         Send("other", Finished("a", "error", "this request id is in use"))
     ]
@@ -340,28 +304,28 @@ def test_an_id_in_use_is_refused_and_the_first_request_goes_on() -> None:
 
 
 def test_an_id_that_could_be_another_requests_second_attempt_is_refused() -> None:
-    router = _router(colocated=1)
-    assert _submit(router, "a~1") == [Send("client", Finished("a~1", "error", "a request id must not contain ~"))]
+    router = known_router(colocated=1)
+    assert submit(router, "a~1") == [Send("client", Finished("a~1", "error", "a request id must not contain ~"))]
 
 
 def test_an_id_may_be_used_again_only_when_nodes_have_stopped_talking_about_the_first() -> None:
-    router = _router(colocated=1)
-    _submit(router, "a")
+    router = known_router(colocated=1)
+    submit(router, "a")
     router.handle("client", Abort("a"), 0.1)
-    (refused,) = _submit(router, "a")
+    (refused,) = submit(router, "a")
     assert refused == Send("client", Finished("a", "error", "this request id was in use until just now"))
     for now_s in (5.0, 10.0, 15.0):
         router.handle("colocated-0", Heartbeat(1, 0, 0), now_s)
         router.tick(now_s)
-    assert _submit(router, "a") == [Send("colocated-0", Generate("a", 100, 10))]
+    assert submit(router, "a") == [Send("colocated-0", Generate("a", 100, 10))]
 
 
 # --- lost nodes -----------------------------------------------------------------------------------------------------
 
 
 def test_a_request_without_tokens_goes_to_another_node_when_its_node_is_lost() -> None:
-    router = _router(prefill=2, decode=2)
-    _submit(router, "a")
+    router = known_router(prefill=2, decode=2)
+    submit(router, "a")
     assert router.lost("decode-0") == [
         Send("prefill-0", Abort("a")),
         Send("decode-1", Reserve("a~1", 100, 10, source="prefill-0")),
@@ -373,8 +337,8 @@ def test_a_request_without_tokens_goes_to_another_node_when_its_node_is_lost() -
 
 
 def test_what_a_lost_attempt_still_says_is_not_taken_for_the_present_one() -> None:
-    router = _router(prefill=1, decode=2)
-    _submit(router, "a")
+    router = known_router(prefill=1, decode=2)
+    submit(router, "a")
     router.lost("decode-0")
     old = RequestTimes(prefill_end_s=99.0, kv_bytes=99)
     for peer, message in (
@@ -390,8 +354,8 @@ def test_what_a_lost_attempt_still_says_is_not_taken_for_the_present_one() -> No
 
 
 def test_a_lost_node_itself_is_not_listened_to() -> None:
-    router = _router(colocated=2)
-    _submit(router, "a")
+    router = known_router(colocated=2)
+    submit(router, "a")
     router.lost("colocated-0")
     assert router.handle("colocated-0", _tokens("a"), 0.2) == []
     assert router.handle("colocated-0", Heartbeat(1, 1, 1), 0.2) == [], "it gives up by itself when its lease is over"
@@ -399,8 +363,8 @@ def test_a_lost_node_itself_is_not_listened_to() -> None:
 
 
 def test_a_request_that_has_streamed_tokens_fails_with_its_node() -> None:
-    router = _router(prefill=1, decode=2)
-    _submit(router, "a")
+    router = known_router(prefill=1, decode=2)
+    submit(router, "a")
     router.handle("decode-0", _tokens("a"), 0.2)
     router.handle("decode-0", KvReceived("a", RequestTimes()), 0.2)
     (finished,) = router.lost("decode-0")
@@ -410,8 +374,8 @@ def test_a_request_that_has_streamed_tokens_fails_with_its_node() -> None:
 
 
 def test_a_prefill_node_lost_after_the_handover_costs_nothing() -> None:
-    router = _router(prefill=1, decode=1)
-    _submit(router, "a")
+    router = known_router(prefill=1, decode=1)
+    submit(router, "a")
     router.handle("decode-0", _tokens("a"), 0.2)
     router.handle("decode-0", KvReceived("a", RequestTimes()), 0.2)
     assert router.lost("prefill-0") == []
@@ -419,8 +383,8 @@ def test_a_prefill_node_lost_after_the_handover_costs_nothing() -> None:
 
 
 def test_a_request_fails_after_three_attempts() -> None:
-    router = _router(colocated=4)
-    _submit(router, "a")
+    router = known_router(colocated=4)
+    submit(router, "a")
     assert [s.message for s in router.lost("colocated-0")] == [Generate("a~1", 100, 10)]
     assert [s.message for s in router.lost("colocated-1")] == [Generate("a~2", 100, 10)]
     (finished,) = router.lost("colocated-2")
@@ -430,19 +394,19 @@ def test_a_request_fails_after_three_attempts() -> None:
 
 @pytest.mark.parametrize(("lost", "left"), [("prefill-0", "prefill"), ("decode-0", "decode")])
 def test_without_a_node_of_a_role_requests_fail_at_once(lost: str, left: str) -> None:
-    router = _router(prefill=1, decode=1)
-    _submit(router, "a")
+    router = known_router(prefill=1, decode=1)
+    submit(router, "a")
     *aborts, finished = router.lost(lost)
     assert [send.message for send in aborts] == [Abort("a")]
     assert isinstance(finished.message, Finished)
     assert finished.message.detail == f"no {left} node is left"
-    (again,) = _submit(router, "b")
+    (again,) = submit(router, "b")
     assert isinstance(again.message, Finished)
 
 
 def test_a_lost_clients_requests_are_aborted_without_telling_it() -> None:
-    router = _router(colocated=1)
-    _submit(router, "a")
+    router = known_router(colocated=1)
+    submit(router, "a")
     router.handle("other", Submit("b", 10, 5), 0.0)
     assert router.lost("client") == [Send("colocated-0", Abort("a"))]
     assert router.live_requests == 1
@@ -450,8 +414,8 @@ def test_a_lost_clients_requests_are_aborted_without_telling_it() -> None:
 
 
 def test_a_heartbeat_is_answered_and_silence_is_loss() -> None:
-    router = _router(colocated=2)
-    _submit(router, "a")
+    router = known_router(colocated=2)
+    submit(router, "a")
     assert router.handle("colocated-1", Heartbeat(1, 0, 0), 4.0) == [Send("colocated-1", Welcome())]
     assert router.tick(5.0) == []
     assert router.tick(5.1) == [Send("colocated-1", Generate("a~1", 100, 10))]
@@ -461,8 +425,8 @@ def test_a_heartbeat_is_answered_and_silence_is_loss() -> None:
 
 
 def test_what_a_peer_may_not_say_is_counted_and_ignored() -> None:
-    router = _router(colocated=1)
-    _submit(router, "a")
+    router = known_router(colocated=1)
+    submit(router, "a")
     counts = itertools.count(1)
     for peer, message in (
         ("stranger", Submit("b", 10, 5)),
@@ -475,8 +439,8 @@ def test_what_a_peer_may_not_say_is_counted_and_ignored() -> None:
 
 
 def test_a_node_cannot_speak_for_requests_of_another() -> None:
-    router = _router(colocated=2)
-    _submit(router, "a")
+    router = known_router(colocated=2)
+    submit(router, "a")
     assert router.handle("colocated-1", _tokens("a", finished=(NodeFinish("a", "length"),)), 0.1) == []
     assert router.handle("colocated-1", Rejected("a", "mine"), 0.1) == []
     assert router.live_requests == 1

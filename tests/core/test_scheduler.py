@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from emulator.core.deployments import Policy
 from emulator.core.kv_pool import KvPool
-from emulator.core.scheduler import Scheduler, SchedulerConfig, Sequence, Status, Step
-from emulator.core.specs import Policy
+from emulator.core.scheduler import Scheduler, SchedulerConfig
+from emulator.core.sequence import Sequence, Status, Step
 
 MANY_STEPS = 20_000
 

@@ -7,9 +7,9 @@ import time
 import pytest
 
 from emulator.core.errors import ConfigError
-from emulator.core.specs import TraceOptions
 from emulator.core.trace import Trace, TraceRow
 from emulator.core.trace_selection import read_trace
+from emulator.core.traffic import TraceOptions
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 GOOD = "2023-11-16 18:17:03.9799600,4808,10"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from emulator.core.specs import TraceOptions
 from emulator.core.trace import Trace
 from emulator.core.trace_selection import read_trace
 from emulator.core.trace_summary import Lengths, summarize_trace
+from emulator.core.traffic import TraceOptions
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 NASTY = TRACES / "nasty"

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emulator.core.errors import ConfigError
-from emulator.core.specs import TimeUnit, TraceFormat, TraceOptions
 from emulator.core.trace import Trace, TraceRow
 from emulator.core.trace_formats.values import time_ns, tokens
 from emulator.core.trace_selection import read_trace
+from emulator.core.traffic import TimeUnit, TraceFormat, TraceOptions
 from tests.core.trace_writers import START, WRITERS, Row, date, number
 
 FILE = "trace.txt"

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from emulator.core import specs
+from emulator.core import traffic
 from emulator.core.errors import ConfigError
 from emulator.core.quantities import Seconds
 from emulator.core.trace import Trace, TraceRow
@@ -15,11 +15,11 @@ from emulator.core.workload import LoadPlan, open_rate_per_s, plan_load, scale_r
 
 UNTIMED = Trace(tuple(TraceRow(0.0, n + 1, 5) for n in range(5000)), timed=False)
 TIMED = Trace((TraceRow(0.0, 1, 1), TraceRow(2.0, 1, 1)))
-STREAM = specs.Stream(name="lengths", arrivals=specs.Trace(file="l.csv"))
+STREAM = traffic.Stream(name="lengths", arrivals=traffic.Trace(file="l.csv"))
 
 
-def _workload(*streams: specs.Stream, seed: int = 1, duration_s: float = 100.0) -> specs.Workload:
-    return specs.Workload(duration=Seconds(duration_s), streams=streams, seed=seed)
+def _workload(*streams: traffic.Stream, seed: int = 1, duration_s: float = 100.0) -> traffic.Workload:
+    return traffic.Workload(duration=Seconds(duration_s), streams=streams, seed=seed)
 
 
 def _plan(rate_per_s: float, *, seed: int = 1, trace: Trace = UNTIMED) -> LoadPlan:
@@ -51,7 +51,7 @@ def test_a_short_file_ends_early() -> None:
 
 def test_lengths_alone_have_no_rate_of_their_own() -> None:
     traces = {"lengths": UNTIMED, "timed": TIMED}
-    timed = specs.Stream(name="timed", arrivals=specs.Trace(file="t.csv"))
+    timed = traffic.Stream(name="timed", arrivals=traffic.Trace(file="t.csv"))
     for refused in (
         lambda: open_rate_per_s(_workload(STREAM), traces),
         lambda: plan_load(_workload(STREAM), traces),
@@ -61,7 +61,7 @@ def test_lengths_alone_have_no_rate_of_their_own() -> None:
             ConfigError, match=r"stream lengths: l\.csv has lengths and no times.*--rate \(rate_per_s\)"
         ):
             refused()
-    with_rate = msgspec.structs.replace(STREAM, arrivals=specs.Trace(file="l.csv", rate_per_s=1.5))
+    with_rate = msgspec.structs.replace(STREAM, arrivals=traffic.Trace(file="l.csv", rate_per_s=1.5))
     assert open_rate_per_s(_workload(with_rate, timed), traces) == 2.0
 
 

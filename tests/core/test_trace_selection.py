@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.core.errors import ConfigError
-from emulator.core.specs import MaxContext, TraceOptions
 from emulator.core.trace import DropReason, Trace, TraceReading
 from emulator.core.trace_selection import DROPPED, read_trace
+from emulator.core.traffic import MaxContext, TraceOptions
 
 HEADER = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from emulator.core.compare_summary import BreakEven
 from emulator.core.specs import VerdictOutcome
-from emulator.core.summary import BreakEven
 from emulator.core.turning import Change, break_even, changes, first_bandwidths, is_monotone, next_bandwidths
 
 OUTCOMES: tuple[VerdictOutcome, ...] = ("hurts", "no difference", "helps")

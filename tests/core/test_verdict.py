@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from emulator.core.bootstrap import interval_of_mean
+from emulator.core.compare_summary import BandwidthOutcome, BreakEven, Verdict
 from emulator.core.errors import ConfigError
 from emulator.core.records import Record
+from emulator.core.run_summary import Fidelity, RunResult
 from emulator.core.specs import Slo
-from emulator.core.summary import BandwidthOutcome, BreakEven, Fidelity, RunResult, Verdict
 from emulator.core.verdict import Judgement, best_baseline, check_equal_hardware, judge
 from tests.core.made_records import made_record, made_run
 

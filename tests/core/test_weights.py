@@ -8,9 +8,10 @@ import pytest
 from emulator.core import roofline, strict
 from emulator.core.catalog import find_gpu, find_model
 from emulator.core.cost import Chunk, RooflineCost, StepShape, cost_model, kv_block_capacity, weight_bytes_per_gpu
-from emulator.core.deploy import RunSpec, plan_runs
+from emulator.core.deploy import plan_runs
 from emulator.core.errors import ConfigError
 from emulator.core.hardware import WeightsDtype
+from emulator.core.run_spec import RunSpec
 from emulator.core.specs import Topology
 from emulator.core.workload import plan_load
 from emulator.lab.catalog_files import load_catalog

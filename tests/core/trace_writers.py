@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 
-from emulator.core.specs import TraceFormat
+from emulator.core.traffic import TraceFormat
 
 Row = tuple[int, int, int]
 """Time in nanoseconds, prompt tokens, output tokens."""

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from emulator.core.deploy import RunSpec, plan_runs
+from emulator.core.deploy import plan_runs
 from emulator.core.errors import ConfigError
+from emulator.core.run_spec import RunSpec
 from emulator.core.workload import plan_load
 from emulator.lab.catalog_files import load_catalog
 from emulator.lab.compose import literal, mount, parse_line, render, render_for_hand, to_yaml

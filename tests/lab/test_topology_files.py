@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from emulator.core.errors import ConfigError
-from emulator.core.specs import Trace
+from emulator.core.traffic import Trace
 from emulator.lab.topology_files import load_topology
 
 BASE = """

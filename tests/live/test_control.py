@@ -8,15 +8,8 @@ import time
 import pytest
 
 from emulator.core.errors import ConfigError, DeadlineError
-from emulator.core.messages import (
-    Abort,
-    ClockReading,
-    Hello,
-    ReadClock,
-    Welcome,
-    decode_to_node,
-    decode_to_router,
-)
+from emulator.core.message_codec import decode_to_node, decode_to_router
+from emulator.core.messages import Abort, ClockReading, Hello, ReadClock, Welcome
 from emulator.live.control import CurveKeys, PeerSocket, RouterSocket
 
 pytestmark = pytest.mark.live

@@ -12,7 +12,7 @@ from contextlib import ExitStack, closing, contextmanager
 import pytest
 import zmq
 
-from emulator.core.specs import TransferOrder
+from emulator.core.deployments import TransferOrder
 from emulator.live.kv_frames import FrameHeader, parse_header
 from emulator.live.kv_link import Arrival, KvReceiver, KvSender
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from emulator.core.compare_summary import CompareSummary
 from emulator.core.records import Record, StepRecord
+from emulator.core.run_summary import Fidelity, RunResult
 from emulator.core.specs import Scale, Slo
-from emulator.core.summary import CompareSummary, Fidelity, RunResult
 from emulator.core.verdict import judge
 from tests.core.made_records import made_record, made_run
 

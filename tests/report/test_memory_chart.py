@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 
 from emulator.core.records import MemoryRecord
-from emulator.core.summary import RunResult
+from emulator.core.run_summary import RunResult
 from emulator.lab.simulated import simulated_result
 from emulator.report.html import render_html
 from emulator.report.memory_chart import MOST_IN_ALL, MOST_POINTS, memory_chart, thinned

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from emulator.core.summary import CompareSummary
+from emulator.core.compare_summary import CompareSummary
 from emulator.report.table import (
     breakdown_table,
     comparison_table,

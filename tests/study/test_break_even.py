@@ -13,11 +13,14 @@ from rich.console import Console
 
 from emulator.core import verdict
 from emulator.core.break_even import UNLIMITED_BPS, BreakEvenSummary, PairBreakEven, Tried
-from emulator.core.deploy import RunSpec, plan_runs
+from emulator.core.compare_summary import Verdict
+from emulator.core.deploy import plan_runs
+from emulator.core.deployments import Pool
 from emulator.core.errors import ConfigError
 from emulator.core.quantities import BitsPerSecond
-from emulator.core.specs import Pool, Topology
-from emulator.core.summary import RunResult, Verdict
+from emulator.core.run_spec import RunSpec
+from emulator.core.run_summary import RunResult
+from emulator.core.specs import Topology
 from emulator.lab.catalog_files import load_catalog
 from emulator.lab.experiment import Conditions
 from emulator.lab.simulated import simulated_result

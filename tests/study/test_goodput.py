@@ -9,10 +9,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from emulator.core import specs
-from emulator.core.deploy import RunSpec, plan_runs
+from emulator.core import deployments, traffic
+from emulator.core.deploy import plan_runs
 from emulator.core.errors import ConfigError, RunError
 from emulator.core.quantities import BitsPerSecond, Seconds
+from emulator.core.run_spec import RunSpec
 from emulator.core.search_summary import goodput_advantages, slo_advantages
 from emulator.core.slo_scale import scaled
 from emulator.core.specs import Slo, Topology
@@ -116,7 +117,7 @@ def test_a_search_says_that_the_end_of_its_range_bounds_it() -> None:
 
 def test_a_trace_that_is_too_short_for_a_higher_rate_bounds_the_search() -> None:
     rows = tuple(TraceRow(n / 10, 100, 10) for n in range(31))
-    streams = (specs.Stream(name="replay", arrivals=specs.Trace(file="made.csv")),)
+    streams = (traffic.Stream(name="replay", arrivals=traffic.Trace(file="made.csv")),)
     found = goodput(small(streams=streams), CATALOG, {"replay": Trace(rows)}, "colocated", options=QUICK)
     assert found.bounded_by == "load generator"
     assert found.rate_per_s == 30 / 1.5
@@ -126,8 +127,8 @@ def test_a_trace_that_is_too_short_for_a_higher_rate_bounds_the_search() -> None
 
 
 def test_kv_memory_that_holds_the_rate_down_is_named() -> None:
-    pool = specs.Pool(role="colocated", nodes=2, policy="prefill_first", gpu_memory_utilization=0.00052)
-    tight = msgspec.structs.replace(small(), deployments=(specs.Deployment(name="colocated", pools=(pool,)),))
+    pool = deployments.Pool(role="colocated", nodes=2, policy="prefill_first", gpu_memory_utilization=0.00052)
+    tight = msgspec.structs.replace(small(), deployments=(deployments.Deployment(name="colocated", pools=(pool,)),))
     short = goodput(tight, CATALOG, {}, "colocated", options=QUICK)
     roomy = goodput(small(), CATALOG, {}, "colocated", options=QUICK)
     assert short.bounded_by == "kv memory"
@@ -139,10 +140,10 @@ def test_kv_memory_that_holds_the_rate_down_is_named() -> None:
 
 
 def test_requests_that_never_fit_the_kv_memory_bound_the_search_at_its_low_end() -> None:
-    pool = specs.Pool(role="colocated", nodes=2, gpu_memory_utilization=0.00051)
-    streams = (specs.Stream(name="replay", arrivals=specs.Trace(file="made.csv")),)
+    pool = deployments.Pool(role="colocated", nodes=2, gpu_memory_utilization=0.00051)
+    streams = (traffic.Stream(name="replay", arrivals=traffic.Trace(file="made.csv")),)
     tight = msgspec.structs.replace(
-        small(streams=streams), deployments=(specs.Deployment(name="colocated", pools=(pool,)),)
+        small(streams=streams), deployments=(deployments.Deployment(name="colocated", pools=(pool,)),)
     )
     rows = tuple(TraceRow(n / 10, 290 if n % 5 == 0 else 50, 10) for n in range(31))
     found = goodput(tight, CATALOG, {"replay": Trace(rows)}, "colocated", options=QUICK)
@@ -153,7 +154,7 @@ def test_requests_that_never_fit_the_kv_memory_bound_the_search_at_its_low_end()
 
 def test_users_of_a_closed_loop_are_explained_or_refused() -> None:
     chat = small().workload.streams[0]
-    users = msgspec.structs.replace(chat, name="users", arrivals=specs.ClosedLoop(users=3, think_s=0.1))
+    users = msgspec.structs.replace(chat, name="users", arrivals=traffic.ClosedLoop(users=3, think_s=0.1))
     mixed = goodput(small(streams=(chat, users)), CATALOG, {}, "colocated", options=QUICK)
     assert any("3 users of stream users make their own rate" in note for note in mixed.notes)
     with pytest.raises(ConfigError, match="no stream of the workload has a rate"):

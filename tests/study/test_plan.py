@@ -15,6 +15,7 @@ from rich.console import Console
 
 from emulator.cli.main import main
 from emulator.core.bounds import Bound
+from emulator.core.deployments import Deployment, Pool
 from emulator.core.errors import CapacityError, ConfigError
 from emulator.core.plan import (
     Diagnosis,
@@ -30,7 +31,7 @@ from emulator.core.plan import (
 )
 from emulator.core.quantities import BitsPerSecond, Seconds
 from emulator.core.search import Goodput
-from emulator.core.specs import Deployment, Pool, Slo, Topology
+from emulator.core.specs import Slo, Topology
 from emulator.lab.catalog_files import load_catalog
 from emulator.lab.topology_files import load_topology
 from emulator.report import plan_table

@@ -14,9 +14,10 @@ from emulator.core import verdict
 from emulator.core.deploy import plan_runs
 from emulator.core.errors import ConfigError
 from emulator.core.grid import Axes, PointResult, pool_seeds, slices
-from emulator.core.specs import Stream, Topology
-from emulator.core.specs import Trace as TraceArrivals
+from emulator.core.specs import Topology
 from emulator.core.trace import Trace, TraceRow
+from emulator.core.traffic import Stream
+from emulator.core.traffic import Trace as TraceArrivals
 from emulator.core.upkeep import Costs
 from emulator.lab.catalog_files import load_catalog
 from emulator.lab.simulated import simulated_result

@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from emulator.core import specs
+from emulator.core import deployments, traffic
+from emulator.core.deployments import Pool
 from emulator.core.errors import ConfigError
-from emulator.core.specs import Pool, Topology
+from emulator.core.specs import Topology
 from emulator.core.workload import plan_load
 from emulator.lab.topology_files import load_topology
 from emulator.study import variants
@@ -18,7 +19,7 @@ TOPOLOGY = load_topology(SMALL)
 QUICKSTART = load_topology(TOPOLOGIES / "quickstart.toml")
 
 
-def _with_stream(stream: specs.Stream, topology: Topology = TOPOLOGY) -> Topology:
+def _with_stream(stream: traffic.Stream, topology: Topology = TOPOLOGY) -> Topology:
     workload = msgspec.structs.replace(topology.workload, streams=(stream,))
     return msgspec.structs.replace(topology, workload=workload)
 
@@ -65,7 +66,7 @@ def test_pools_may_be_given_instead() -> None:
 
 def test_a_topology_without_the_kind_lends_the_make_of_its_nodes() -> None:
     pool = Pool(role="colocated", gpu="l40s", tp=2, policy="prefill_first", max_num_batched_tokens=99)
-    alone = variants.with_deployments(TOPOLOGY, [specs.Deployment(name="a", pools=(pool,))])
+    alone = variants.with_deployments(TOPOLOGY, [deployments.Deployment(name="a", pools=(pool,))])
     made = variants.deployment_of(alone, parse_ratio("1P1D"))
     assert [(p.role, p.gpu, p.tp, p.policy, p.max_num_batched_tokens) for p in made.pools] == [
         ("prefill", "l40s", 2, "chunked", None),
@@ -85,7 +86,7 @@ def test_a_ratio_is_made_in_every_way_the_topology_has() -> None:
 
 def test_two_pools_of_a_role_have_no_ratio() -> None:
     pools = (Pool(role="prefill"), Pool(role="prefill", gpu="l40s"), Pool(role="decode"))
-    mixed = variants.with_deployments(TOPOLOGY, [specs.Deployment(name="mixed", pools=pools)])
+    mixed = variants.with_deployments(TOPOLOGY, [deployments.Deployment(name="mixed", pools=pools)])
     with pytest.raises(ConfigError, match="mixed: has several pools of one role"):
         variants.deployments_like(mixed, parse_ratio("2P2D"))
 
@@ -137,10 +138,10 @@ def test_closed_loop_users_keep_their_lengths() -> None:
 
 
 def test_traffic_without_lengths_of_its_own_gets_no_fixed_ones() -> None:
-    trace = _with_stream(specs.Stream(name="t", arrivals=specs.Trace(file="t.csv")))
+    trace = _with_stream(traffic.Stream(name="t", arrivals=traffic.Trace(file="t.csv")))
     with pytest.raises(ConfigError, match="--prompt: stream t replays a trace"):
         variants.check_fixed_lengths(trace.workload, "--prompt")
-    users = specs.Stream(name="u", arrivals=specs.ClosedLoop(users=2), prompt_tokens=5, output_tokens=5)
+    users = traffic.Stream(name="u", arrivals=traffic.ClosedLoop(users=2), prompt_tokens=5, output_tokens=5)
     with pytest.raises(ConfigError, match="--output: every stream is closed-loop"):
         variants.check_fixed_lengths(_with_stream(users).workload, "--output")
     variants.check_fixed_lengths(TOPOLOGY.workload, "--prompt")
@@ -150,7 +151,7 @@ def test_seeds_count_only_where_they_change_what_is_sent() -> None:
     assert variants.useful_seeds(TOPOLOGY, 3, {}) == (3, 4, 5)
     assert variants.useful_seeds(TOPOLOGY, 3, {}, prompt_tokens=5) == (3, 4, 5), "outputs are still drawn"
     assert variants.useful_seeds(TOPOLOGY, 3, {}, prompt_tokens=5, output_tokens=5) == (3,)
-    users = specs.Stream(name="u", arrivals=specs.ClosedLoop(users=2), prompt_tokens=5, output_tokens=5)
+    users = traffic.Stream(name="u", arrivals=traffic.ClosedLoop(users=2), prompt_tokens=5, output_tokens=5)
     assert variants.useful_seeds(_with_stream(users), 2, {}) == (3,)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from emulator.core.specs import TimeUnit
 from emulator.core.trace_formats.forms import Form
+from emulator.core.traffic import TimeUnit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 
 from emulator.core.errors import ConfigError
-from emulator.core.specs import TimeUnit, TraceFormat
 from emulator.core.trace_formats.columns import Columns
 from emulator.core.trace_formats.forms import AIBRIX, BAILIAN, JSON_LINES, MOONCAKE, RAGPULSE, TABLES, Form, known
 from emulator.core.trace_formats.lines import json_lines, not_an_object, read_lines
 from emulator.core.trace_formats.table import csv_rows, has, read_table
 from emulator.core.trace_formats.values import shorten
+from emulator.core.traffic import TimeUnit, TraceFormat
 
 _DISTRIBUTION = re.compile(r"gamma|weibull|exponential|poisson|lognormal|pareto", re.IGNORECASE)
 _WINDOWED = {"rate", "cv", "rps", "qps", "pattern", "total", "success"}

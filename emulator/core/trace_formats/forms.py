@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from emulator.core.specs import TimeUnit, TraceFormat
+from emulator.core.traffic import TimeUnit, TraceFormat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from emulator.core.errors import ConfigError
-from emulator.core.specs import TimeUnit
 from emulator.core.trace_formats.columns import Columns
 from emulator.core.trace_formats.forms import AIBRIX, Form
 from emulator.core.trace_formats.values import time_ns, time_problem, tokens, tokens_problem
+from emulator.core.traffic import TimeUnit
 
 
 class _Request(msgspec.Struct, gc=False):

@@ -6,10 +6,10 @@ import csv
 from collections.abc import Iterator, Sequence
 
 from emulator.core.errors import ConfigError
-from emulator.core.specs import TimeUnit
 from emulator.core.trace_formats.columns import Columns
 from emulator.core.trace_formats.forms import Form
 from emulator.core.trace_formats.values import shorten, time_ns, time_problem, tokens, tokens_problem
+from emulator.core.traffic import TimeUnit
 
 
 def read_table(text: str, file: str, form: Form, asked_unit: TimeUnit | None) -> Columns:

@@ -6,7 +6,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
-from emulator.core.specs import TimeUnit
+from emulator.core.traffic import TimeUnit
 
 MAX_TOKENS_DIGITS = 9
 NS_PER: dict[TimeUnit, int] = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
