@@ -20,7 +20,7 @@ from emulator.core.message_codec import encode
 from emulator.core.messages import Message, OpenProbe, ProbeDone, ProbeOpened, SendProbe
 from emulator.core.modelled_kv import PartId, modelled_network
 from emulator.core.run_spec import NodeSpec, RunSpec
-from emulator.live import client, clock, control, device, node, router
+from emulator.live import client, clock, control, device, membership, node, router
 from emulator.live.client import ClientProcess
 from emulator.live.clock import ModelClock
 from emulator.live.node import NodeProcess
@@ -236,13 +236,13 @@ def run_live(run: RunSpec) -> RunReport:
     loop = VirtualLoop()
     with pytest.MonkeyPatch.context() as patch:
         wire, kv = _Wire(), _KvNetwork(run, loop) if run.link is not None else None
-        for module in (client, clock, control, router):
+        for module in (clock, control, membership, router):
             patch.setattr(module, "time", SimpleNamespace(monotonic=lambda: loop.time() + AFTER_S))
-        for module in (client, node, router):
+        for module in (membership, node, router):
             lag = SimpleNamespace(start=lambda: None, stop=lambda: None, samples_s=[])
             patch.setattr(module, "LoopLag", lambda _, lag=lag: lag)
         patch.setattr(router, "RouterSocket", wire.router_socket)
-        patch.setattr(client, "PeerSocket", wire.peer_socket)
+        patch.setattr(membership, "PeerSocket", wire.peer_socket)
         patch.setattr(node, "PeerSocket", wire.peer_socket)
         patch.setattr(client, "Alarm", _Alarm)
         patch.setattr(device, "Alarm", _Alarm)
@@ -266,7 +266,7 @@ async def _live(run: RunSpec) -> RunReport:
     for process in nodes:
         await process.join(JOIN_S)
         serving.append(asyncio.create_task(process.serve()))
-    driver = ClientProcess(task("client", client.NAME))
+    driver = ClientProcess(task("client", membership.NAME))
     await driver.join(JOIN_S)
     report = await driver.drive(lambda _: None)
     await asyncio.gather(*serving)

@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 
 from emulator import __version__
-from emulator.cli import goodput, member, plan, profile, shape, sweep, trace, validate
+from emulator.cli import bench, goodput, member, plan, profile, shape, sweep, trace, up, validate
 from emulator.cli.display import RunDisplay, stdout
 from emulator.cli.options import TraceFlags, Traffic, read_topology, taking
 from emulator.cli.trace import tell_traces
@@ -180,6 +180,7 @@ def gpus(json: Json = False) -> None:
     stdout().print(catalog_tables.gpus(known))
 
 
+bench.register(app)
 member.register(app)
 plan.register(app)
 profile.register(app)
@@ -187,6 +188,7 @@ goodput.register(app)
 shape.register(app)
 sweep.register(app)
 trace.register(app)
+up.register(app)
 validate.register(app)
 
 

@@ -3,14 +3,14 @@
 The router stands in the middle: clients and nodes speak to it alone, so a ticket, a token or an abort takes at most
 two hops and every node needs one connection. Bulk KV never travels here.
 
-  client → router   Submit, Abort
+  client → router   Submit, Abort, ReadLoad
   router → prefill  Prefill, Admit, Generate, SendKv, Release, Abort, SendProbe
   router → decode   Reserve, KvComputed, Generate, Abort, OpenProbe
   router → coloc.   Generate, Abort
   node → router     Hello, PrefillDone, KvReady, Reserved, ReadKv, KvReceived, StepTokens, Preempted, Rejected,
                     Heartbeat, Report, ProbeOpened, ProbeDone
   all → router      ReadClock
-  router → client   Tokens, Finished, Assembled, Report
+  router → client   Tokens, Finished, Assembled, ClusterLoad, Report
   router → all      Welcome, ClockReading, Begin, Stop
 
 A run: every peer says Hello and compares its clock with the router's; once all nodes are there, the router has each
@@ -49,6 +49,10 @@ class Abort(Message, frozen=True):
     """The request is not wanted any more; everything that it holds is to be freed."""
 
     request_id: str
+
+
+class ReadLoad(Message, frozen=True):
+    """What do the nodes have to do?"""
 
 
 # --- to nodes, from the router --------------------------------------------------------------------------------
@@ -268,6 +272,19 @@ class Finished(Message, frozen=True):
     times: RequestTimes = RequestTimes()
 
 
+class NodeLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a node last said of itself."""
+
+    name: str
+    load: Heartbeat
+
+
+class ClusterLoad(Message, frozen=True):
+    """The load of every node that is there and has said something of it."""
+
+    nodes: tuple[NodeLoad, ...]
+
+
 class LinkProbe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the probe of one pair's link showed: wall seconds that `nbytes` took, and its pings."""
 
@@ -321,6 +338,7 @@ ToRouter = (
     | ReadClock
     | Submit
     | Abort
+    | ReadLoad
     | PrefillDone
     | KvReady
     | Reserved
@@ -338,4 +356,4 @@ ToRouter = (
 )
 ToPeer = Welcome | ClockReading | Begin | Stop
 ToNode = ToPeer | Generate | Prefill | Admit | Reserve | KvComputed | SendKv | Release | Abort | OpenProbe | SendProbe
-ToClient = ToPeer | Tokens | Finished | Assembled | Report
+ToClient = ToPeer | Tokens | Finished | Assembled | ClusterLoad | Report

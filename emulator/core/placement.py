@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from emulator.core.deployments import Role, RoleSwitching, Routing
+from emulator.core.messages import Heartbeat
 from emulator.core.records import RequestTimes
 
 Phase = Literal["prefill", "decode", "colocated"]
@@ -28,7 +29,7 @@ class Node:
     """A node as the router sees it. Requests that it is `prefilling` wait there for their prefill or are in it.
 
     `sending` and `receiving` are requests whose KV is to leave here and to come here, `held_tokens` the prompts of the
-    former; `kv_tokens` are for requests that decode here.
+    former; `kv_tokens` are for requests that decode here. `said` is what it last said of its load.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Node:
     held_tokens: int = 0
     sending: int = 0
     receiving: int = 0
+    said: Heartbeat | None = None
 
     @property
     def given_tokens(self) -> int:

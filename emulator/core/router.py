@@ -22,6 +22,7 @@ from emulator.core import handover
 from emulator.core.effects import Send
 from emulator.core.messages import (
     Abort,
+    ClusterLoad,
     Finished,
     FinishReason,
     Generate,
@@ -30,9 +31,11 @@ from emulator.core.messages import (
     KvReady,
     KvReceived,
     NodeFinish,
+    NodeLoad,
     Preempted,
     PrefillDone,
     ReadKv,
+    ReadLoad,
     Rejected,
     Release,
     Reserved,
@@ -131,6 +134,9 @@ class Router:
                 if aborted is not None and aborted.client == client:
                     return self._end(aborted, "aborted", "")
                 return []
+            case ReadLoad():
+                said = tuple(NodeLoad(node.name, node.said) for node in self._nodes if node.said is not None)
+                return [Send(client, ClusterLoad(said))]
         self.ignored += 1
         return []
 
@@ -218,6 +224,7 @@ class Router:
                     return []
                 return self._progress(request, message)
             case Heartbeat():
+                node.said = message
                 return [Send(node.name, Welcome())]
         self.ignored += 1
         return []

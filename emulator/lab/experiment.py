@@ -244,6 +244,8 @@ def _wrongly_dropped(report: RunReport) -> int:
 
 
 def _result(experiment: Experiment, run: RunSpec, live: LiveResult) -> tuple[RunResult, list[TransferRow]]:
+    if live.report.load is not None:
+        run = msgspec.structs.replace(run, load=live.report.load)
     records = live.report.records
     steps = tuple(sorted((s for node in live.report.nodes for s in node.steps), key=lambda s: (s.start_s, s.node)))
     memory = tuple(sorted((m for node in live.report.nodes for m in node.memory), key=lambda m: m.at_s))

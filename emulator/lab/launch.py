@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import secrets
 import sys
@@ -27,7 +28,7 @@ from emulator.lab.sites import CLIENT, LOOPBACK, ROUTER, Address, Site
 from emulator.live.allocator import NODE_ALLOCATOR_ENV
 from emulator.live.control import CurveKeys
 from emulator.live.reports import RunReport
-from emulator.live.status import Assignment, Done, Failed, Ready, Status, Underway
+from emulator.live.status import Assignment, Done, Failed, HttpService, Ready, Status, Underway
 
 READY_S = 60.0
 PROBE_S = 8.0
@@ -53,6 +54,15 @@ class LiveResult:
 
     report: RunReport
     cpu_busy: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """An endpoint in the place of a load: `on_ready` is told its URL, and it serves until `stop` is set."""
+
+    http: HttpService
+    on_ready: Callable[[str], None]
+    stop: asyncio.Event
 
 
 class Launcher(Protocol):
@@ -81,7 +91,8 @@ class Child:
 class ProcessLauncher:
     """Runs one `RunSpec` at `site`, its files in `folder`; `on_progress` is told how far the client is.
 
-    Each node that takes KV in may keep `host_memory_bytes` of it and is expected to keep `expected_kv_bytes`.
+    Each node that takes KV in may keep `host_memory_bytes` of it and is expected to keep `expected_kv_bytes`. With a
+    `service` the client serves others' requests, instead of the run's load.
     """
 
     run: RunSpec
@@ -91,6 +102,7 @@ class ProcessLauncher:
     expected_kv_bytes: int
     kernel_shaping: bool
     on_progress: Callable[[Underway], None]
+    service: Service | None = None
     children: list[Child] = field(default_factory=list)
 
     @property
@@ -134,14 +146,27 @@ class ProcessLauncher:
         await self._settle([router.ready], READY_S, "start")
         endpoint = router.ready.result().endpoint
         others = [await start(node.name, router_endpoint=endpoint) for node in self.run.nodes]
-        client = await start(CLIENT, kind="client", run=self.run, router_endpoint=endpoint)
+        http = self.service.http if self.service is not None else None
+        client = await start(CLIENT, kind="client", run=self.run, router_endpoint=endpoint, http=http)
         await self._settle([child.ready for child in (*others, client)], ready_limit_s(self.run), "start")
         with CpuSampler() as cpu:
+            if self.service is not None:
+                await self._serve(self.service, client)
             await self._settle([client.done], finish_limit_s(self.run), "finish")
         await self._settle([child.done for child in self.children], FINISH_S, "finish")
         report = msgspec.json.decode(self._report.read_bytes(), type=RunReport)
         self._report.unlink()
         return LiveResult(report, tuple(cpu.busiest))
+
+    async def _serve(self, service: Service, client: Child) -> None:
+        """Let the endpoint serve until it is to stop, and tell it then."""
+        service.on_ready(client.ready.result().endpoint)
+        stopped = asyncio.create_task(service.stop.wait())
+        try:
+            await self._settle([stopped], math.inf, "stop")
+        finally:
+            stopped.cancel()
+        client.process.terminate()
 
     # --- processes --------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from emulator.core.probe import MAX_BYTES
 from emulator.live import namespace
 from emulator.live.client import ClientProcess, Progress
 from emulator.live.heap import warm_heap
+from emulator.live.listening import listening_socket
 from emulator.live.nic import EmulatedNic
 from emulator.live.node import NodeProcess
 from emulator.live.reports import RunReport
@@ -54,8 +56,16 @@ class Leash:
         os._exit(ORPHANED)
 
 
-async def live(task: Assignment, tell: Callable[[Status], None], nic: EmulatedNic | None) -> RunReport | None:
-    """Live through the run, telling how it goes; a node's KV crosses `nic`. A client returns the run's report."""
+async def live(
+    task: Assignment,
+    tell: Callable[[Status], None],
+    nic: EmulatedNic | None,
+    listening: socket.socket | None = None,
+) -> RunReport | None:
+    """Live through the run, telling how it goes. A client returns the run's report.
+
+    A node's KV crosses `nic`; a client that serves HTTP does so at `listening`.
+    """
     if task.kind == "router":
         router = RouterProcess(task)
         tell(Ready(router.endpoint))
@@ -70,6 +80,13 @@ async def live(task: Assignment, tell: Callable[[Status], None], nic: EmulatedNi
         tell(Ready(node.kv_endpoint))
         await node.serve()
         return None
+    if listening is not None:
+        from emulator.live.http import HttpProcess  # noqa: PLC0415 - slow to import, and needed by this process alone
+
+        endpoint = HttpProcess(task, listening)
+        await endpoint.join(task.join_timeout_s)
+        tell(Ready(endpoint.endpoint))
+        return await endpoint.serve()
     client = ClientProcess(task)
     await client.join(task.join_timeout_s)
     tell(Ready())
@@ -93,11 +110,12 @@ def main() -> int:
     tune()
     leash = Leash()
     try:
+        listening = listening_socket(leash.assignment.http) if leash.assignment.http is not None else None
         if leash.assignment.netns:
             namespace.enter(leash.assignment.netns)
         leash.watch()
         nic = EmulatedNic.of(leash.assignment) if leash.assignment.kind == "node" else None
-        report = uvloop.run(live(leash.assignment, tell, nic))
+        report = uvloop.run(live(leash.assignment, tell, nic, listening))
         if report is not None:
             Path(leash.assignment.report).write_bytes(msgspec.json.encode(report))
         tell(Done())

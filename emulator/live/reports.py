@@ -14,6 +14,7 @@ from emulator.core.errors import ProtocolError
 from emulator.core.messages import Report
 from emulator.core.probe import Probe
 from emulator.core.records import MemoryRecord, Record, StepRecord
+from emulator.core.workload import LoadPlan
 
 PIECE_BYTES = 1 << 20
 MAX_REPORT_BYTES = 1 << 30
@@ -80,7 +81,10 @@ class RouterReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole run as the client has it in the end; lag and the uncertainty of its clock in model seconds."""
+    """The whole run as the client has it in the end; lag and the uncertainty of its clock in model seconds.
+
+    `load` is what came, where the requests were others' and the run had no load of its own.
+    """
 
     records: tuple[Record, ...]
     probes: tuple[Probe, ...]
@@ -89,6 +93,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[NodeReport, ...]
     clock_uncertainty_s: float = 0.0
     client_cpu_s: float = 0.0
+    load: LoadPlan | None = None
 
     @property
     def cpu_s(self) -> float:

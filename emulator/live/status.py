@@ -9,9 +9,18 @@ import msgspec
 from emulator.core.run_spec import RunSpec
 
 
+class HttpService(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where a client's process serves HTTP, port 0 for any free one, and the key that its clients must show, if any."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    api_key: str = ""
+
+
 class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Who a process is: the first line on its standard input. The client writes the run's report to the file `report`.
 
+    A client without `http` sends the run's load; with it, it serves others' requests, and listens before it moves.
     With `netns` it moves there first; with `kernel_shaping` its NIC is shaped at the interface of `kv_address`.
 
     A router listens on `control_address`, a node takes KV in on `kv_address`; addresses beyond loopback need
@@ -35,10 +44,12 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     host_memory_bytes: int = 0
     expected_kv_bytes: int = 0
     join_timeout_s: float = 20.0
+    http: HttpService | None = None
 
 
 class Ready(msgspec.Struct, frozen=True, tag_field="status", tag="ready"):
-    """The process is part of the cluster; a router and a node that takes KV in say where they listen."""
+    """The process is part of the cluster; a router, an endpoint and a node that takes KV in say where
+    they listen."""
 
     endpoint: str = ""
 

@@ -9,6 +9,7 @@ import pytest
 from emulator.core.effects import Send
 from emulator.core.messages import (
     Abort,
+    ClusterLoad,
     Finished,
     Generate,
     Heartbeat,
@@ -16,8 +17,10 @@ from emulator.core.messages import (
     KvReady,
     KvReceived,
     NodeFinish,
+    NodeLoad,
     Prefill,
     PrefillDone,
+    ReadLoad,
     Rejected,
     Release,
     Reserve,
@@ -444,3 +447,15 @@ def test_a_node_cannot_speak_for_requests_of_another() -> None:
     assert router.handle("colocated-1", _tokens("a", finished=(NodeFinish("a", "length"),)), 0.1) == []
     assert router.handle("colocated-1", Rejected("a", "mine"), 0.1) == []
     assert router.live_requests == 1
+
+
+def test_a_client_hears_what_each_node_said_last_of_its_load() -> None:
+    router = known_router(prefill=1, decode=1)
+    assert router.handle("client", ReadLoad(), 0.0) == [Send("client", ClusterLoad(()))]
+    for load in (Heartbeat(900, 1, 0), Heartbeat(800, 2, 1)):
+        assert router.handle("decode-0", load, 1.0) == [Send("decode-0", Welcome())]
+    assert router.handle("client", ReadLoad(), 1.0) == [
+        Send("client", ClusterLoad((NodeLoad("decode-0", Heartbeat(800, 2, 1)),)))
+    ]
+    router.lost("decode-0")
+    assert router.handle("client", ReadLoad(), 2.0) == [Send("client", ClusterLoad(()))]

@@ -1,0 +1,136 @@
+"""`pdemu up`: an emulated cluster behind an OpenAI endpoint; `pdemu tokenizer`: how its clients count tokens."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+
+from emulator.cli.display import stdout
+from emulator.cli.options import TraceFlags, Traffic, read_topology
+from emulator.core.deploy import context_tokens
+from emulator.core.errors import ConfigError
+from emulator.core.tokenizer_files import tokenizer_files
+from emulator.lab import serve as serving
+from emulator.lab import unprivileged
+from emulator.lab.catalog_files import load_catalog
+from emulator.lab.experiment import Conditions
+from emulator.lab.run_folder import pretty
+from emulator.lab.scale import apply_scale
+from emulator.lab.sites import ShapingName
+from emulator.lab.topology_files import load_topology
+from emulator.live.status import HttpService
+from emulator.report import table
+
+ANY_CONTEXT_TOKENS = 131_072
+
+Listen = Annotated[
+    str, typer.Option("--http", metavar="ADDRESS:PORT", help="Where to serve HTTP; port 0: any free one.")
+]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        "--api-key",
+        metavar="KEY",
+        envvar="PDEMU_API_KEY",
+        help="Clients must show this key; needed beyond loopback. Better set by the environment.",
+    ),
+]
+
+
+def up(
+    topology: Annotated[Path, typer.Argument(metavar="TOPOLOGY", help="Topology file (TOML).")],
+    *,
+    deployment: Annotated[
+        str | None,
+        typer.Option("--deployment", metavar="NAME", help="Which to serve by (default: the first)."),
+    ] = None,
+    http: Listen = "127.0.0.1:8000",
+    api_key: ApiKey = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Serve beyond loopback without a key.")] = False,
+    kv_bandwidth: Annotated[
+        str | None, typer.Option("--kv-bandwidth", metavar="RATE", help="The KV bandwidth, such as 5Gbps.")
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", metavar="NAME", help="A model of the catalog.")] = None,
+    scale: Annotated[float | None, typer.Option("--scale", metavar="K", help="Stretch time K times.")] = None,
+    launcher: Annotated[
+        Literal["local", "netns"],
+        typer.Option("--launcher", help="local: processes on loopback; netns: a network namespace for each (as root)."),
+    ] = "local",
+    shaping: Annotated[ShapingName | None, typer.Option("--shaping", help="Who keeps the KV rate.")] = None,
+    verify_kv: Annotated[bool, typer.Option("--verify-kv", help="Check every KV frame by checksum.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Serve over KV links that are not as asked.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder for the results.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout in the end.")] = False,
+) -> None:
+    """Serve one deployment of TOPOLOGY as an OpenAI endpoint until Ctrl-C; then print what came of it."""
+    service = _service(http, api_key, insecure=insecure)
+    if launcher == "netns" and unprivileged.missing_capabilities():
+        raise ConfigError(
+            "--launcher netns: a user's own namespaces are cut off from this machine's network, so nobody would reach "
+            "the endpoint; run as root, or use --launcher local"
+        )
+    traffic = Traffic(kv_bandwidth=kv_bandwidth, rate=None, duration=None, replay=TraceFlags(), seed=None, model=model)
+    catalog = load_catalog()
+    spec = apply_scale(read_topology(topology, traffic), None if scale is None else str(scale), catalog, {}).topology
+    how = Conditions(launcher=launcher, shaping=shaping, verify_kv=verify_kv, force=force)
+    prepared = serving.prepare(spec, catalog, how, deployment=deployment or spec.deployments[0].name, out=out)
+    told = Console(stderr=True, highlight=False, soft_wrap=True)
+    run = prepared.runs[0]
+    summary = serving.serve(
+        prepared, service, lambda url: told.print(f"{run.label} serves {run.model} at {url}/v1; Ctrl-C ends it")
+    )
+    told.print(f"Results: {prepared.folder}")
+    if json:
+        typer.echo(pretty(summary).decode(), nl=False)
+    else:
+        console = stdout()
+        console.print(table.render(summary, judged=False, width=console.width))
+
+
+def tokenizer(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write to, new or empty.")],
+    *,
+    topology: Annotated[
+        Path | None, typer.Option("--topology", metavar="FILE", help="Take the model's context from this topology.")
+    ] = None,
+) -> None:
+    """Write the endpoint's tokenizer in Hugging Face's form to DIR, so that clients count tokens as it does."""
+    context = ANY_CONTEXT_TOKENS if topology is None else context_tokens(load_topology(topology), load_catalog())
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise ConfigError(f"DIR {folder}: the folder is not empty; give a new one")
+        for name, data in tokenizer_files(context).items():
+            (folder / name).write_bytes(data)
+    except OSError as error:
+        raise ConfigError(f"DIR {folder}: cannot be written to ({error.strerror}); give a folder that can") from None
+    typer.echo(f"{folder}: {', '.join(tokenizer_files(context))}", err=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to the command line."""
+    app.command()(up)
+    app.command()(tokenizer)
+
+
+def _service(listen: str, api_key: str | None, *, insecure: bool) -> HttpService:
+    host, colon, port = listen.rpartition(":")
+    host = host.strip("[]")
+    try:
+        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = None
+    if not colon or loopback is None or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"--http {listen}: must be ADDRESS:PORT, such as 127.0.0.1:8000")
+    if api_key is not None and not (api_key.isascii() and api_key.isprintable() and api_key.strip() == api_key != ""):
+        raise ConfigError("--api-key: must be printable ASCII, without spaces at its ends")
+    if not loopback and api_key is None and not insecure:
+        raise ConfigError(
+            f"--http {listen}: beyond loopback others could use it; give --api-key, or --insecure on a network that "
+            "nobody else reaches"
+        )
+    return HttpService(host="127.0.0.1" if host == "localhost" else host, port=int(port), api_key=api_key or "")

@@ -1,0 +1,87 @@
+"""Serving: one deployment of a topology, kept up for others' requests; what came is judged in the end as a run is.
+
+The run has no load of its own. What came is in the endpoint's report, as a plan that could be run again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from emulator.core.compare_summary import CompareSummary
+from emulator.core.deploy import plan_runs
+from emulator.core.errors import ConfigError
+from emulator.core.hardware import Catalog
+from emulator.core.run_spec import RunSpec
+from emulator.core.specs import Topology
+from emulator.lab.experiment import (
+    Conditions,
+    Experiment,
+    conclude,
+    granted_memory_bytes,
+    launcher_for,
+    perform,
+)
+from emulator.lab.launch import NO_LOAD, Launcher, ProcessLauncher, Service
+from emulator.lab.run_folder import new_folder
+from emulator.lab.sites import choose_shaping
+from emulator.live.status import HttpService, Underway
+
+STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
+
+
+def prepare(topology: Topology, catalog: Catalog, how: Conditions, *, deployment: str, out: Path | None) -> Experiment:
+    """Plan the one run and make its folder. Raises ConfigError or CapacityError for whatever a user has to mend."""
+    shaping = choose_shaping(how.launcher, how.shaping)
+    runs = plan_runs(topology, catalog, NO_LOAD, deployments=[deployment], verify_kv=how.verify_kv, force=how.force)
+    if len(runs) != 1:
+        raise ConfigError(f"{topology.name}, {deployment}: an endpoint serves one deployment; give one --kv-bandwidth")
+    granted = granted_memory_bytes(runs[0])
+    folder = new_folder(out, topology.name)
+    return Experiment(topology, tuple(runs), granted, (0,), how.launcher, shaping, folder)
+
+
+def serve(experiment: Experiment, http: HttpService, on_ready: Callable[[str], None]) -> CompareSummary:
+    """Serve until a signal to stop comes, then judge what was served; a second signal interrupts."""
+    return asyncio.run(_serve(experiment, http, on_ready))
+
+
+async def _serve(experiment: Experiment, http: HttpService, on_ready: Callable[[str], None]) -> CompareSummary:
+    stop = asyncio.Event()
+    service = Service(http, on_ready, stop)
+
+    def launcher(
+        prepared: Experiment, run: RunSpec, expected: int, logs: Path, on_progress: Callable[[Underway], None]
+    ) -> Launcher:
+        found = launcher_for(prepared, run, expected, logs, on_progress)
+        assert isinstance(found, ProcessLauncher), "only processes of this machine are served by"
+        return dataclasses.replace(found, service=service)
+
+    with _told_by_signals(stop):
+        results = await perform(experiment, lambda *_: None, lambda *_: None, launcher)
+    return conclude(experiment, results)
+
+
+@contextlib.contextmanager
+def _told_by_signals(stop: asyncio.Event) -> Iterator[None]:
+    """Within it, the first signal to stop sets `stop`, and the next one cancels this task."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+
+    def told() -> None:
+        if stop.is_set():
+            task.cancel()
+        stop.set()
+
+    known = [getattr(signal, name) for name in STOP_SIGNALS if hasattr(signal, name)]
+    for number in known:
+        loop.add_signal_handler(number, told)
+    try:
+        yield
+    finally:
+        for number in known:
+            loop.remove_signal_handler(number)

@@ -1,0 +1,259 @@
+"""The OpenAI endpoint's process: in the place of the load generator, it submits what HTTP clients ask for.
+
+    HTTP client ──▶ HttpServer ──▶ core: read, check, count ──▶ Submit ──▶ router
+                ◀── chunks ◀────── core: Reply ◀────────────── Tokens, Finished ◀──
+
+Every request leaves a record as those of a load generator do: it was scheduled, and sent, when it came. A client that
+leaves before its answer is complete has its request aborted. Streams are in wall time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+from aiohttp import web
+
+from emulator.core import api, completion_request
+from emulator.core.api_error import ApiError
+from emulator.core.completion_reply import Reply, error_event
+from emulator.core.completion_request import Generation
+from emulator.core.messages import Abort, ClusterLoad, Finished, Heartbeat, ReadLoad, Submit, Tokens
+from emulator.core.recorder import Recorder
+from emulator.core.workload import LoadPlan, PlannedRequest
+from emulator.live.http_server import Exchange, HttpServer, Routes
+from emulator.live.membership import Heard, Membership
+from emulator.live.reports import RunReport
+from emulator.live.serving_metrics import ServingMetrics
+from emulator.live.status import Assignment
+
+STREAM = "http"
+SETTLE_S = 0.5
+LOAD_S = 1.0
+EVENT_STREAM = "text/event-stream; charset=utf-8"
+STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+@dataclass(slots=True)
+class _Live:
+    """A request that has not ended in the cluster. `exchange` is None once its client has all of it, or has left."""
+
+    request: PlannedRequest
+    reply: Reply
+    exchange: Exchange | None
+    tokens: int = 0
+    latest_s: float = 0.0
+
+
+class HttpProcess:
+    """Serves until it is told to stop; then ends the run, and returns its report."""
+
+    def __init__(self, task: Assignment, listening: socket.socket) -> None:
+        assert task.http is not None, "an endpoint needs to know what it serves"
+        self._run, self._http, self._listening = task.run, task.http, listening
+        self._context_tokens = min(node.max_model_len for node in self._run.nodes)
+        self._recorder = Recorder()
+        self._metrics = ServingMetrics(self._run)
+        self._cluster = Membership(task, self._heard)
+        self._live: dict[str, _Live] = {}
+        self._idle = asyncio.Event()
+        self._came: list[PlannedRequest] = []
+        self._nonce = secrets.token_hex(6)
+        self._loads: dict[str, Heartbeat] = {}
+        self._scrapes: list[Exchange] = []
+        routes: Routes = {
+            "/health": ("GET", self._health),
+            "/metrics": ("GET", self._scrape),
+            "/v1/models": ("GET", self._models),
+            "/v1/models/{model:.+}": ("GET", self._model),
+            "/v1/completions": ("POST", self._completion),
+            "/v1/chat/completions": ("POST", self._chat),
+            "/tokenize": ("POST", self._tokenize),
+            "/detokenize": ("POST", self._detokenize),
+        }
+        self._server = HttpServer(routes, api.max_body_bytes(self._context_tokens), self._authorize)
+
+    @property
+    def endpoint(self) -> str:
+        """Where it listens, as a URL."""
+        host, port = self._listening.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def join(self, timeout_s: float) -> None:
+        """Join the cluster, begin the run, and when it has begun, begin to serve."""
+        await self._cluster.join(timeout_s)
+        self._cluster.begin()
+        await self._cluster.begun()
+        await self._server.open(self._listening)
+
+    async def serve(self) -> RunReport:
+        """Serve until SIGTERM, or until the cluster is gone."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._cluster.done.set)
+        try:
+            await self._cluster.done.wait()
+            ended_s = self._cluster.clock.now_s()
+            await self._server.stop_accepting()
+            await self._cut(ended_s)
+            await self._cluster.end()
+        finally:
+            loop.remove_signal_handler(signal.SIGTERM)
+            await self._server.close()
+            await self._cluster.leave()
+        load = LoadPlan(tuple(self._came), (), duration_s=max(ended_s, 1e-3), drain_s=SETTLE_S)
+        return self._cluster.report(self._recorder.records(), load)
+
+    async def _cut(self, now_s: float) -> None:
+        """End every answer that is under way, and free what its request holds."""
+        self._recorder.cut(now_s)
+        self._answer_scrapes()
+        self._idle.clear()
+        for live in list(self._live.values()):
+            self._fail(live, ApiError(503, "the endpoint is shutting down"))
+            self._cluster.send(Abort(live.request.request_id))
+        if self._live:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), SETTLE_S)
+
+    # --- requests ---------------------------------------------------------------------------------------------
+
+    def _authorize(self, request: web.Request) -> None:
+        key, given = self._http.api_key, request.headers.get("Authorization", "")
+        if not key or request.path == "/health":
+            return
+        if not hmac.compare_digest(given.encode("utf-8", "replace"), f"Bearer {key}".encode()):
+            raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
+
+    def _completion(self, exchange: Exchange) -> None:
+        self._generate(exchange, completion_request.completion, "cmpl")
+
+    def _chat(self, exchange: Exchange) -> None:
+        self._generate(exchange, completion_request.chat, "chatcmpl")
+
+    def _generate(self, exchange: Exchange, read: Callable[..., Generation], kind: str) -> None:
+        generation = read(exchange.body, model=self._run.model, context_tokens=self._context_tokens)
+        if self._server.closing:
+            raise ApiError(503, "the endpoint is shutting down")
+        now_s = self._cluster.clock.now_s()
+        number = len(self._came)
+        request = PlannedRequest(f"{STREAM}-{number}", STREAM, now_s, generation.prompt_tokens, generation.max_tokens)
+        reply = Reply(generation, f"{kind}-{self._nonce}-{number}", self._run.model, int(time.time()))
+        live = _Live(request, reply, exchange, latest_s=now_s)
+        self._came.append(request)
+        self._live[request.request_id] = live
+        self._recorder.sent(request, now_s)
+        exchange.left = lambda: self._left(live)
+        self._cluster.send(Submit(request.request_id, request.prompt_tokens, request.max_tokens))
+        if generation.stream:
+            exchange.begin(EVENT_STREAM, STREAM_HEADERS)
+
+    def _left(self, live: _Live) -> None:
+        """The client is gone: nobody wants the request any more."""
+        live.exchange = None
+        self._cluster.send(Abort(live.request.request_id))
+
+    # --- the cluster ------------------------------------------------------------------------------------------
+
+    def _heard(self, message: Heard, now_s: float) -> None:
+        match message:
+            case Tokens():
+                self._recorder.tokens(message, now_s)
+                for count in message.tokens:
+                    live = self._live.get(count.request_id)
+                    if live is not None:
+                        self._tokens(live, count.n, now_s)
+            case Finished():
+                self._recorder.finished(message, now_s)
+                live = self._live.pop(message.request_id, None)
+                if live is not None:
+                    self._finished(live, message, now_s)
+                if not self._live:
+                    self._idle.set()
+            case ClusterLoad(nodes=nodes):
+                self._loads = {node.name: node.load for node in nodes}
+                self._answer_scrapes()
+
+    def _tokens(self, live: _Live, n: int, now_s: float) -> None:
+        if not live.tokens:
+            self._metrics.first_token(now_s - live.request.scheduled_s)
+        for gap_s in ([] if not live.tokens else [now_s - live.latest_s]) + [0.0] * (n - 1):
+            self._metrics.token_gap(gap_s)
+        live.tokens += n
+        live.latest_s = now_s
+        exchange, reply = live.exchange, live.reply
+        if exchange is None:
+            return
+        if reply.generation.stream:
+            chunks = reply.tokens(n)
+            if reply.complete:
+                live.exchange = None
+            if chunks:
+                exchange.write(chunks, last=reply.complete)
+            return
+        reply.count(n)
+        if reply.complete:
+            live.exchange = None
+            exchange.answer(200, reply.document())
+
+    def _finished(self, live: _Live, message: Finished, now_s: float) -> None:
+        self._metrics.ended(
+            message,
+            prompt_tokens=live.request.prompt_tokens,
+            output_tokens=live.tokens,
+            after_s=now_s - live.request.scheduled_s,
+            stop=live.reply.generation.finish_reason == "stop",
+        )
+        self._fail(live, ApiError(500, f"the cluster did not serve it: {message.detail or message.reason}"))
+
+    def _fail(self, live: _Live, error: ApiError) -> None:
+        """Whoever still waits for an answer gets this one."""
+        exchange, live.exchange = live.exchange, None
+        if exchange is None:
+            return
+        if live.reply.generation.stream:
+            exchange.write(error_event(error), last=True)
+        else:
+            exchange.refuse(error)
+
+    # --- the rest ---------------------------------------------------------------------------------------------
+
+    def _health(self, exchange: Exchange) -> None:
+        exchange.answer(200, b"", "text/plain")
+
+    def _models(self, exchange: Exchange) -> None:
+        card = api.model_card(self._run.model, self._context_tokens)
+        exchange.answer(200, msgspec.json.encode({"object": "list", "data": [card]}))
+
+    def _model(self, exchange: Exchange) -> None:
+        completion_request.check_model(exchange.request.match_info["model"], self._run.model)
+        exchange.answer(200, msgspec.json.encode(api.model_card(self._run.model, self._context_tokens)))
+
+    def _tokenize(self, exchange: Exchange) -> None:
+        exchange.answer(200, api.tokenize(exchange.body, self._context_tokens))
+
+    def _detokenize(self, exchange: Exchange) -> None:
+        exchange.answer(200, api.detokenize(exchange.body, self._context_tokens))
+
+    def _scrape(self, exchange: Exchange) -> None:
+        """Ask for the nodes' load first; without an answer in time, tell what was known before."""
+        self._scrapes.append(exchange)
+        exchange.left = lambda: self._scrapes.remove(exchange)
+        if len(self._scrapes) == 1:
+            self._cluster.send(ReadLoad())
+            asyncio.get_running_loop().call_later(LOAD_S, self._answer_scrapes)
+
+    def _answer_scrapes(self) -> None:
+        scrapes, self._scrapes = self._scrapes, []
+        if not scrapes:
+            return
+        text, content_type = self._metrics.exposition(self._loads)
+        for exchange in scrapes:
+            exchange.answer(200, text, content_type)
