@@ -153,7 +153,7 @@ class Deployment(Spec, frozen=True, kw_only=True):
             what = "one mixed node" if roles == {"mixed"} else f"pools of {' and '.join(sorted(roles))}"
             raise ValueError(
                 f"{what}: a deployment is colocated pools alone, prefill and decode pools together, "
-                "or mixed pools (of 2 nodes or more) with or without these"
+                "or mixed pools with or without these, of two nodes in all at least"
             )
         if self.role_switching is not None and roles == {"mixed"}:
             raise ValueError("role_switching is for prefill and decode pools; mixed nodes do both anyway")

@@ -212,7 +212,10 @@ class Engine:
 
     def _send_kv(self, message: SendKv, now_s: float) -> list[Effect]:
         self._admit(message.request_id, now_s)
-        effects = self.outgoing.ticket(message.request_id, message.ticket, message.endpoint, message.destination, now_s)
+        since_s = now_s if message.readable_s is None else message.readable_s
+        effects = self.outgoing.ticket(
+            message.request_id, message.ticket, message.endpoint, message.destination, since_s
+        )
         ready_s = self.outgoing.ready_s(message.request_id)
         if ready_s is not None:
             effects.append(Reply(KvReady(message.request_id, RequestTimes(kv_ready_s=ready_s))))
@@ -271,7 +274,7 @@ class Engine:
                 self.device.keep_within_memory()
             effects += granted
         if self.incoming.reads.due:
-            effects += self.incoming.read()
+            effects += self.incoming.read(now_s)
         if step is not None:
             if self._merge_steps and step.decodes:
                 effects += self._token_runs.follow(step.decodes)

@@ -38,7 +38,8 @@ def ticket(spec: RouterSpec, request: Request, message: Reserved | ReadKv) -> li
     if request.prefill is None or request.decode is None:
         return []
     if spec.transfer_mode == "push" or isinstance(message, ReadKv):
-        send = SendKv(request.attempt_id, message.ticket, message.endpoint, request.decode.name)
+        readable_s = message.readable_s if isinstance(message, ReadKv) else None
+        send = SendKv(request.attempt_id, message.ticket, message.endpoint, request.decode.name, readable_s)
         return [Send(request.prefill.name, send)]
     waits = spec.admission == "decode_reserve_first"
     return [Send(request.prefill.name, Admit(request.attempt_id))] if waits else []

@@ -80,10 +80,11 @@ class Incoming:
             self.reads.granted(message.request_id)
         return effects
 
-    def read(self) -> list[Effect]:
+    def read(self, now_s: float) -> list[Effect]:
         """Ask for the KV that is to be read now."""
         return [
-            Reply(ReadKv(request_id, self._ticket_of[request_id], self._endpoint)) for request_id in self.reads.begin()
+            Reply(ReadKv(request_id, self._ticket_of[request_id], self._endpoint, readable_s))
+            for request_id, readable_s in self.reads.begin(now_s)
         ]
 
     def arrived(self, ticket: int) -> Reserve | None:

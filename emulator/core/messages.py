@@ -105,12 +105,16 @@ class KvComputed(Message, frozen=True):
 
 
 class SendKv(Message, frozen=True):
-    """To a prefill node: this ticket is good at `endpoint`, which is that of node `destination`; send the KV there."""
+    """To a prefill node: this ticket is good at `endpoint`, which is that of node `destination`; send the KV there.
+
+    Where the decode node reads, it has been waiting for a place on the link since `readable_s`.
+    """
 
     request_id: str
     ticket: int
     endpoint: str
     destination: str = ""
+    readable_s: float | None = None
 
 
 class OpenProbe(Message, frozen=True):
@@ -175,11 +179,12 @@ class Reserved(Message, frozen=True):
 
 
 class ReadKv(Message, frozen=True):
-    """The decode node wants the KV of this request now, at `endpoint` under `ticket`."""
+    """The decode node wants this request's KV, to be read since `readable_s`, at `endpoint` under `ticket`."""
 
     request_id: str
     ticket: int
     endpoint: str
+    readable_s: float
 
 
 class Preempted(Message, frozen=True):

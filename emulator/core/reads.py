@@ -28,6 +28,7 @@ class Reads:
         self._readable: dict[str, str] = {}  # request -> source, in order
         self._under_way: dict[str, str] = {}  # request -> source
         self._busy: Counter[str] = Counter()
+        self._readable_s: dict[str, float] = {}
         self.due = False
         """Whether something has changed since `begin`, so that a read may have to begin."""
 
@@ -52,22 +53,28 @@ class Reads:
         """Its KV is here, or not wanted any more."""
         self._prompts.pop(request_id, None)
         self._readable.pop(request_id, None)
+        self._readable_s.pop(request_id, None)
         source = self._under_way.pop(request_id, None)
         if source is not None:
             self._busy[source] -= 1
             self.due = True
 
-    def begin(self) -> list[str]:
-        """The requests whose KV is to be read now; their reads are under way."""
+    def begin(self, now_s: float) -> list[tuple[str, float]]:
+        """The requests whose KV is to be read now, each with the instant at which it became readable.
+
+        Their reads are under way. To be called at every instant at which something is `due`.
+        """
         self.due = False
         begun = []
+        for request_id in self._readable.keys() - self._readable_s.keys():
+            self._readable_s[request_id] = now_s
         for request_id, source in self._readable.items():
             if self._busy[source] < self._most:
                 self._busy[source] += 1
                 begun.append(request_id)
         for request_id in begun:
             self._under_way[request_id] = self._readable.pop(request_id)
-        return begun
+        return [(request_id, self._readable_s[request_id]) for request_id in begun]
 
     def _line_up(self, request_id: str, prompt: _Prompt) -> None:
         if prompt.computed and prompt.has_memory:

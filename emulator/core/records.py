@@ -54,7 +54,8 @@ class RequestTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     `queued_s`: arrived at the node that prefills it. `admitted_s`: its ticket came, which the prefill had to wait for
     (admission `decode_reserve_first`). `prefill_start_s`/`prefill_end_s`: start of the first and end of the last step
     that computed its prompt the first time. `kv_ready_s`: its (last) KV bytes were computed *and* a ticket was at hand,
-    so the link had them. `kv_start_s`/`kv_end_s`: first byte began on the wire, last byte counted at the decode node.
+    so the link had them; where they are read, they could have been. `kv_start_s`/`kv_end_s`: first byte began on the
+    wire, last byte counted at the decode node.
     `streamed_s`: its first token was there to be streamed, where that is not when the KV has arrived: at the end of its
     prefill, or of the step in which the decode node computed the prompt's last token again (`first_token`). `kv_bytes`:
     bytes counted at the decode node.

@@ -82,7 +82,7 @@ def _claim(comparison: Comparison, bounds_ms: Mapping[Metric, float]) -> str:
         claim = f"{subject}: {attainment}, and no latency with a bound differs materially."
         wire_ms = comparison.ours.ttft_breakdown_ms.wire
         if wire_ms:
-            claim += f" It gains nothing that the SLO asks for and pays {_ms(wire_ms)} of transfer in every TTFT."
+            claim += f" It gains nothing that the SLO asks for and pays {_ms(wire_ms)} of transfer in the mean TTFT."
         elif comparison.ours.first_token == "prefill":
             claim += " It gains nothing that the SLO asks for; the transfer comes after the first token."
         return claim

@@ -36,6 +36,10 @@ def _expect(reads: Reads, *request_ids: str, source: str = "p0") -> None:
         reads.expect(request_id, source, computed=False)
 
 
+def _begun(reads: Reads) -> list[str]:
+    return [request_id for request_id, _ in reads.begin(0.0)]
+
+
 def _readable(reads: Reads, *request_ids: str) -> None:
     for request_id in request_ids:
         reads.granted(request_id)
@@ -47,19 +51,19 @@ def test_a_prompt_is_read_once_it_has_memory_and_is_computed_whichever_comes_fir
     _expect(reads, "a", "b")
     reads.granted("a")
     reads.computed("b")
-    assert reads.begin() == []
+    assert _begun(reads) == []
     reads.granted("b")
     reads.computed("a")
-    assert reads.begin() == ["b", "a"], "in the order in which they became readable"
-    assert reads.begin() == [], "once"
+    assert _begun(reads) == ["b", "a"], "in the order in which they became readable"
+    assert _begun(reads) == [], "once"
 
 
 def test_a_prompt_that_is_computed_when_memory_is_asked_for_needs_memory_alone() -> None:
     reads = Reads(1)
     reads.expect("a", "p0", computed=True)
-    assert reads.begin() == []
+    assert _begun(reads) == []
     reads.granted("a")
-    assert reads.begin() == ["a"]
+    assert _begun(reads) == ["a"]
 
 
 def test_a_source_is_read_from_only_so_often_at_a_time_and_stops_no_other() -> None:
@@ -67,12 +71,12 @@ def test_a_source_is_read_from_only_so_often_at_a_time_and_stops_no_other() -> N
     _expect(reads, "a", "b", "c", "d")
     _expect(reads, "other", source="p1")
     _readable(reads, "a", "b", "c", "d", "other")
-    assert reads.begin() == ["a", "b", "other"]
+    assert _begun(reads) == ["a", "b", "other"]
     reads.over("b")
-    assert reads.begin() == ["c"]
+    assert _begun(reads) == ["c"]
     reads.over("d")
     reads.over("a")
-    assert reads.begin() == [], "d is not wanted any more"
+    assert _begun(reads) == [], "d is not wanted any more"
 
 
 def test_nobody_wants_to_know_of_a_prompt_whose_request_has_left() -> None:
@@ -81,7 +85,7 @@ def test_nobody_wants_to_know_of_a_prompt_whose_request_has_left() -> None:
     reads.over("a")
     reads.computed("a")
     reads.over("stranger")
-    assert reads.begin() == []
+    assert _begun(reads) == []
 
 
 STEPS = st.lists(
@@ -116,7 +120,7 @@ def test_reads_begin_as_soon_as_they_may_in_order_and_none_twice(most: int, step
                 reading.add(m)
                 expected.append(str(m))
         assert reads.due or not expected, "nobody would ask"
-        assert reads.begin() == expected
+        assert _begun(reads) == expected
         reads.check_integrity()
 
 
@@ -137,14 +141,14 @@ def test_a_decode_node_reserves_and_asks_for_kv_when_it_is_computed() -> None:
     engine = _engine()
     reserved = engine.handle(_reserve("a"), 0.0)
     assert reserved == [OpenTicket("a", 1, 100_000, "prefill-0"), Reply(Reserved("a", 1, "here"))]
-    assert engine.handle(KvComputed("a"), 0.1) == [Reply(ReadKv("a", 1, "here"))]
+    assert engine.handle(KvComputed("a"), 0.1) == [Reply(ReadKv("a", 1, "here", 0.1))]
     engine.check_integrity()
 
 
 def test_kv_that_is_computed_already_is_asked_for_with_the_ticket() -> None:
     assert replies(_engine().handle(_reserve("a", computed=True), 0.0)) == [
         Reserved("a", 1, "here"),
-        ReadKv("a", 1, "here"),
+        ReadKv("a", 1, "here", 0.0),
     ]
 
 
@@ -157,7 +161,7 @@ def test_kv_that_is_computed_before_there_is_memory_is_asked_for_when_there_is()
         CloseTicket(1),
         OpenTicket("b", 2, 100_000, "prefill-0"),
         Reply(Reserved("b", 2, "here")),
-        Reply(ReadKv("b", 2, "here")),
+        Reply(ReadKv("b", 2, "here", 0.2)),
     ]
     engine.check_integrity()
 
@@ -168,9 +172,11 @@ def test_reads_from_one_node_follow_each_other_whether_they_end_or_are_aborted()
         engine.handle(_reserve(request_id), 0.0)
     engine.handle(_reserve("other", source="prefill-1"), 0.0)
     asked = [replies(engine.handle(KvComputed(request_id), 0.1)) for request_id in ("a", "c", "b", "other")]
-    assert asked == [[ReadKv("a", 1, "here")], [], [], [ReadKv("other", 4, "here")]]
-    assert ReadKv("c", 3, "here") in replies(engine.kv_arrived(1, 100_000, 0.1, 0.2, 0.2))
-    assert replies(engine.handle(Abort("c"), 0.25)) == [ReadKv("b", 2, "here")]
+    assert asked == [[ReadKv("a", 1, "here", 0.1)], [], [], [ReadKv("other", 4, "here", 0.1)]]
+    assert ReadKv("c", 3, "here", 0.1) in replies(engine.kv_arrived(1, 100_000, 0.1, 0.2, 0.2))
+    assert replies(engine.handle(Abort("c"), 0.25)) == [ReadKv("b", 2, "here", 0.1)], (
+        "and each says since when it could have been read"
+    )
     engine.check_integrity()
 
 
@@ -215,8 +221,8 @@ def test_the_ticket_goes_on_to_the_prefill_node_when_the_decode_node_asks() -> N
     router = _router()
     assert router.handle("decode-0", Reserved("a", 7, "there"), 0.1) == []
     assert _done(router) == [Send("decode-0", KvComputed("a"))]
-    assert router.handle("decode-0", ReadKv("a", 7, "there"), 0.2) == [
-        Send("prefill-0", SendKv("a", 7, "there", "decode-0"))
+    assert router.handle("decode-0", ReadKv("a", 7, "there", 0.15), 0.2) == [
+        Send("prefill-0", SendKv("a", 7, "there", "decode-0", 0.15))
     ]
 
 
@@ -236,5 +242,5 @@ def test_kv_of_a_request_that_has_left_is_not_read() -> None:
     router = _router()
     _done(router)
     router.handle("client", Abort("a"), 0.2)
-    assert router.handle("decode-0", ReadKv("a", 7, "there"), 0.3) == []
+    assert router.handle("decode-0", ReadKv("a", 7, "there", 0.3), 0.3) == []
     assert router.ignored == 0
