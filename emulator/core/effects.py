@@ -22,16 +22,27 @@ class Send(msgspec.Struct, frozen=True, gc=False):
     message: Message
 
 
+class KvWrite(msgspec.Struct, frozen=True, gc=False):
+    """A step computes bytes `offset` … `offset + nbytes` of a request's KV, which lies in `blocks` in this order."""
+
+    request_id: str
+    offset: int
+    nbytes: int
+    blocks: tuple[int, ...]
+
+
 class RunStep(msgspec.Struct, frozen=True, gc=False):
     """Run a step on the device from `start_s` for `planned_s` model seconds, then call `step_done`.
 
-    `progress` are shares of the step, rising and below 1, at which `step_progress` is to be called.
+    `progress` are shares of the step, rising and below 1, at which `step_progress` is to be called. `writes` is the KV
+    of its chunks, where blocks have names.
     """
 
     start_s: float
     planned_s: float
     shape: StepShape
     progress: tuple[float, ...] = ()
+    writes: tuple[KvWrite, ...] = ()
 
     @property
     def end_s(self) -> float:
@@ -64,7 +75,10 @@ class TokenRun(msgspec.Struct, frozen=True, gc=False):
 
 
 class Transmit(msgspec.Struct, frozen=True, gc=False):
-    """Hand bytes `offset` … `offset + nbytes` of a request's KV (of `total` bytes) to the link to `destination`."""
+    """Hand bytes `offset` … `offset + nbytes` of a request's KV (of `total` bytes) to the link to `destination`.
+
+    They lie in `blocks`, where blocks have names.
+    """
 
     request_id: str
     ticket: int
@@ -73,6 +87,7 @@ class Transmit(msgspec.Struct, frozen=True, gc=False):
     offset: int
     nbytes: int
     total: int
+    blocks: tuple[int, ...] = ()
 
 
 class CancelTransmit(msgspec.Struct, frozen=True, gc=False):
@@ -82,12 +97,16 @@ class CancelTransmit(msgspec.Struct, frozen=True, gc=False):
 
 
 class OpenTicket(msgspec.Struct, frozen=True, gc=False):
-    """Exactly `nbytes` KV bytes of a request may arrive under this ticket, from node `source`."""
+    """Exactly `nbytes` KV bytes of a request may arrive under this ticket, from node `source`.
+
+    They belong into `blocks`, where blocks have names.
+    """
 
     request_id: str
     ticket: int
     nbytes: int
     source: str = ""
+    blocks: tuple[int, ...] = ()
 
 
 class CloseTicket(msgspec.Struct, frozen=True, gc=False):

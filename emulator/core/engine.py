@@ -110,18 +110,23 @@ class Engine:
         running = self.device.running
         return running.bounds_s[-1] if running is not None else None
 
-    def step_done(self, end_s: float) -> list[Effect]:
-        """The device has finished its step at `end_s`. The next starts where it was to end: lateness never adds up."""
+    def step_done(self, end_s: float, slipped_s: float = 0.0) -> list[Effect]:
+        """The device has finished its step, and was heard of at `end_s`.
+
+        The next one starts where it was to end, so that lateness never adds up, or later by as much as the work itself
+        `slipped_s`.
+        """
         running, result = self.device.finish()
+        due_s = running.end_s + slipped_s
         effects: list[Effect] = [RecordStep(running.record(self.node.name, self.pool.used_blocks, end_s))]
         for sequence, _ in running.step.chunks:
             if sequence.hand_over and not sequence.ended:
-                effects += self.outgoing.computed(sequence.request_id, sequence.computed, running.end_s)
+                effects += self.outgoing.computed(sequence.request_id, sequence.computed, due_s)
         for sequence in result.prefilled:
-            effects += self._prefilled(sequence, running.end_s)
+            effects += self._prefilled(sequence, due_s)
         news = result.prefilled if self._merge_steps else result.tokens
         effects += self._emit([s for s in news if not s.hand_over], [s for s in result.full if not s.hand_over])
-        return effects + self._advance(running.end_s)
+        return effects + self._advance(due_s)
 
     def step_progress(self, groups: int) -> list[Effect]:
         """The running step has got to the end of its first `groups` groups of layers (`RunStep.progress`)."""

@@ -23,6 +23,7 @@ from emulator.core.deployments import (
     TransferMode,
     TransferOrder,
 )
+from emulator.core.device_spec import DevicePlan
 from emulator.core.roles import sends_kv, takes_in_kv
 from emulator.core.specs import Scale, Slo
 from emulator.core.upkeep import Holdings, Upkeep, known_sum
@@ -155,6 +156,7 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     host_memory_bytes: int | None = None
     verify_kv: bool = False
     force: bool = False
+    device: DevicePlan = DevicePlan()
 
     @property
     def gpus(self) -> int:

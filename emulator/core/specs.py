@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from emulator.core.deployments import Deployment
+from emulator.core.device_spec import DeviceSpec
 from emulator.core.hardware import CostName, FittedProfile, Gpu, Model, StepTable, WeightsDtype
 from emulator.core.quantities import BitsPerSecond, Bytes, Seconds
 from emulator.core.spec_base import Fraction, Name, PositiveFloat, PositiveInt, Spec
@@ -104,6 +105,7 @@ class Topology(Spec, frozen=True, kw_only=True):
     weights: WeightsDtype = "fp16"
     kv_network: KvNetwork | None = None
     scale: Scale = Scale()
+    device: DeviceSpec = DeviceSpec()
     timeouts: Timeouts = Timeouts()
     control_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
     host_memory: Bytes | None = None

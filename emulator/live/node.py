@@ -28,7 +28,7 @@ from emulator.core.run_spec import NodeSpec
 from emulator.live.clock import ModelClock
 from emulator.live.control import PeerSocket
 from emulator.live.cpu_time import CpuTime
-from emulator.live.device import VirtualDevice
+from emulator.live.device import DeviceStep, VirtualDevice
 from emulator.live.kv_end import KvEnd
 from emulator.live.loop_lag import LoopLag
 from emulator.live.nic import EmulatedNic
@@ -121,8 +121,8 @@ class NodeProcess:
             if self._clock.t0_s is not None:
                 self._apply(self._engine.tick(self._clock.now_s()))
 
-    def _step_done(self, woke_s: float) -> None:
-        self._apply(self._engine.step_done(self._clock.to_model_s(woke_s)))
+    def _step_done(self, woke_s: float, slipped_s: float) -> None:
+        self._apply(self._engine.step_done(self._clock.to_model_s(woke_s), slipped_s / self._scale_time))
 
     def _step_progress(self, groups: int) -> None:
         self._apply(self._engine.step_progress(groups))
@@ -152,7 +152,7 @@ class NodeProcess:
                         self._fail(DeadlineError(f"{self._node.name}: the router does not keep up"))
                 case RunStep():
                     wall_s = self._clock.to_wall_s
-                    self._device.run(wall_s(effect.end_s), progress_at_s=[wall_s(at_s) for at_s in effect.progress_s()])
+                    self._device.run(DeviceStep(wall_s(effect.end_s), [wall_s(at_s) for at_s in effect.progress_s()]))
                 case RecordStep() | RecordMemory():
                     self._record(effect)
                 case Transmit():

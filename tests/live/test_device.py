@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from emulator.live.device import VirtualDevice
+from emulator.live.device import DeviceStep, VirtualDevice
 
 
 async def _run(steps: list[tuple[list[float], float]]) -> list[tuple[str, float]]:
@@ -19,12 +19,13 @@ async def _run(steps: list[tuple[list[float], float]]) -> list[tuple[str, float]
 
     def begin() -> None:
         within_s, end_s = left.pop(0)
-        device.run(began_s + end_s, [began_s + at_s for at_s in within_s])
+        device.run(DeviceStep(began_s + end_s, [began_s + at_s for at_s in within_s]))
 
     def progress(passed: int) -> None:
         told.append((f"passed {passed}", time.monotonic() - began_s))
 
-    def done(woke_s: float) -> None:
+    def done(woke_s: float, slipped_s: float) -> None:
+        assert slipped_s == 0.0
         told.append(("done", woke_s - began_s))
         begin() if left else ended.set()
 
@@ -54,9 +55,10 @@ def test_instants_that_are_past_are_told_at_once_and_in_order() -> None:
 def test_a_closed_device_tells_nothing_more(within_s: list[float]) -> None:
     async def closed() -> list[float]:
         told: list[float] = []
-        device = VirtualDevice(asyncio.get_running_loop(), told.append, told.append, "test")
+        loop = asyncio.get_running_loop()
+        device = VirtualDevice(loop, lambda woke_s, _: told.append(woke_s), told.append, "test")
         began_s = time.monotonic()
-        device.run(began_s + 0.03, [began_s + at_s for at_s in within_s])
+        device.run(DeviceStep(began_s + 0.03, [began_s + at_s for at_s in within_s]))
         device.close()
         await asyncio.sleep(0.06)
         return told
