@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from emulator.core.cost import FittedCost
-from emulator.core.deployments import Admission, Conditional, FirstToken, Overlap, Policy, Role, RoleSwitching, Routing
+from emulator.core.deployments import Admission, Conditional, FirstToken, Overlap, Policy, RoleSwitching, Routing
 from emulator.core.hardware import DecodeFit, FittedProfile
 from emulator.core.records import Record
+from emulator.core.roles import Role
 from emulator.core.run_spec import LinkSpec, NodeSpec, RouterSpec, RunSpec
 from emulator.core.specs import Scale, Slo
 from emulator.core.workload import LoadPlan, PlannedRequest, UserPlan

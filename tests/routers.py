@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from emulator.core.deployments import Role
 from emulator.core.effects import Send
 from emulator.core.messages import Hello, Submit
+from emulator.core.roles import Role
 from emulator.core.router import Router
 from emulator.core.run_spec import RouterSpec
 

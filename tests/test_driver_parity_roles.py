@@ -7,7 +7,8 @@ import itertools
 import msgspec
 import pytest
 
-from emulator.core.deployments import Admission, Conditional, FirstToken, Role, RoleSwitching
+from emulator.core.deployments import Admission, Conditional, FirstToken, RoleSwitching
+from emulator.core.roles import Role
 from emulator.core.run_spec import RunSpec
 from tests.drawn import EVERY_ADMISSION
 from tests.test_driver_parity import _check, _id, _runs, _short_of_memory

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from emulator.core.catalog import find_gpu, find_model
 from emulator.core.cost import CostModel, FittedCost, RooflineCost, StepShape, cost_model
-from emulator.core.deployments import Role
 from emulator.core.errors import ConfigError
 from emulator.core.hardware import DecodeFit, FittedProfile
 from emulator.core.lengths import LengthPair
 from emulator.core.records import Record, StepRecord, TimeRun, expand_steps, read_records, read_steps, write_rows
+from emulator.core.roles import Role
 from emulator.core.run_spec import NodeSpec, RunSpec
 from emulator.core.traffic import UniformLength
 from emulator.core.workload import PlannedRequest, UserPlan

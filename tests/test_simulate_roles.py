@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.core.bounds import Demand, limits, servable_share
-from emulator.core.deployments import Conditional, Role, RoleSwitching
+from emulator.core.deployments import Conditional, RoleSwitching
 from emulator.core.physics import violations
 from emulator.core.records import Record
-from emulator.core.roles import sends_kv, takes_in_kv
+from emulator.core.roles import Role, sends_kv, takes_in_kv
 from emulator.core.run_spec import NodeSpec, RunSpec
 from emulator.simulate import Simulation, simulate
 from tests import test_simulate_fast as fast

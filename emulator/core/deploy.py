@@ -7,12 +7,12 @@ from collections.abc import Iterable
 
 from emulator.core.catalog import extend, find_gpu, find_model, find_profile, find_table
 from emulator.core.cost import cost_model, kv_block_capacity, step_limits
-from emulator.core.deployments import KV_ELEMENT_BYTES, Deployment, Pool, Role
+from emulator.core.deployments import KV_ELEMENT_BYTES, Deployment, Pool
 from emulator.core.errors import CapacityError, ConfigError
 from emulator.core.hardware import Catalog, FittedProfile, Model, StepTable, weight_element_bytes
 from emulator.core.lengths import stated_lengths, stated_shortest_prompts
 from emulator.core.pacing import payload_bits_per_s
-from emulator.core.roles import sends_kv, takes_in_kv
+from emulator.core.roles import Role, sends_kv, takes_in_kv
 from emulator.core.roofline import kv_shards, reshard_s_per_byte
 from emulator.core.run_spec import LinkSpec, NicSpec, NodeSpec, RouterSpec, RunSpec
 from emulator.core.specs import KvNetwork, Topology

@@ -8,9 +8,9 @@ import msgspec
 
 from emulator.core.hardware import FP16_BYTES
 from emulator.core.quantities import BitsPerSecond, Seconds
+from emulator.core.roles import Role, takes_in_kv
 from emulator.core.spec_base import Fraction, Name, PositiveInt, Spec
 
-Role = Literal["prefill", "decode", "colocated", "mixed"]
 Policy = Literal["chunked", "prefill_first"]
 Overlap = Literal["none", "chunk", "layer"]
 TransferMode = Literal["push", "pull"]
@@ -21,6 +21,9 @@ KV_ELEMENT_BYTES: dict[KvDtype, int] = {"fp16": FP16_BYTES, "fp8": 1}
 FirstToken = Literal["handoff", "prefill", "recompute"]
 Admission = Literal["dispatch", "decode_reserve_first", "prefill_first"]
 Routing = Literal["least_loaded", "round_robin"]
+
+RESERVED_DECODE_TOKENS = 512
+LAYER_GROUPS = 8
 
 
 class Pool(Spec, frozen=True, kw_only=True):
@@ -38,7 +41,7 @@ class Pool(Spec, frozen=True, kw_only=True):
     max_num_seqs: PositiveInt | None = None
     gpu_memory_utilization: Fraction = 0.92
     block_size: PositiveInt = 16
-    num_reserved_decode_tokens: Annotated[int, msgspec.Meta(ge=0)] | Literal["all"] = 512
+    num_reserved_decode_tokens: Annotated[int, msgspec.Meta(ge=0)] | Literal["all"] = RESERVED_DECODE_TOKENS
     max_held_kv: Fraction | None = None
     kv_egress: BitsPerSecond | None = None
     kv_ingress: BitsPerSecond | None = None
@@ -99,7 +102,7 @@ class Deployment(Spec, frozen=True, kw_only=True):
     pools: Annotated[tuple[Pool, ...], msgspec.Meta(min_length=1)]
     kv_dtype: KvDtype = "fp16"
     overlap: Overlap = "none"
-    layer_groups: Annotated[int, msgspec.Meta(ge=2, le=1024)] = 8
+    layer_groups: Annotated[int, msgspec.Meta(ge=2, le=1024)] = LAYER_GROUPS
     layer_min_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
     transfer_mode: TransferMode = "push"
     message_overhead: Seconds = Seconds(0.0)
@@ -126,8 +129,13 @@ class Deployment(Spec, frozen=True, kw_only=True):
                 'transfer_mode = "pull" reads the KV of whole prompts: use overlap = "none", not '
                 f'"{self.overlap}", or transfer_mode = "push"'
             )
-        if self.layer_min_tokens and self.overlap != "layer":
-            raise ValueError(f'layer_min_tokens is for overlap = "layer", not "{self.overlap}": leave it out')
+        if not self.disaggregated and self.overlap != "none":
+            raise ValueError(f'overlap = "{self.overlap}" is for prefill and decode pools; no KV leaves colocated ones')
+        layers_only = (("layer_groups", LAYER_GROUPS), ("layer_min_tokens", 0))
+        for key, default in layers_only:
+            if self.overlap != "layer" and getattr(self, key) != default:
+                raise ValueError(f'{key} is for overlap = "layer", not "{self.overlap}": leave it out')
+        self._check_reserved_tokens()
         if not self.disaggregated and (
             self.message_overhead or self.max_transfers_in_flight != 1 or self.transfer_order != "fifo"
         ):
@@ -144,6 +152,15 @@ class Deployment(Spec, frozen=True, kw_only=True):
                 'admission = "prefill_first" asks for decode memory when the prefill is done, so no KV can leave '
                 f'before: use overlap = "none", not "{self.overlap}"'
             )
+
+    def _check_reserved_tokens(self) -> None:
+        for pool in self.pools:
+            takes_in = takes_in_kv(pool.role, switching=self.role_switching is not None)
+            if pool.num_reserved_decode_tokens != RESERVED_DECODE_TOKENS and not takes_in:
+                raise ValueError(
+                    f"num_reserved_decode_tokens is for pools that take KV in, and a {pool.role} pool takes none: "
+                    "leave it out"
+                )
 
     def _check_roles(self, roles: set[Role]) -> None:
         """Some nodes must prefill, and others decode."""

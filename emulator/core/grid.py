@@ -16,8 +16,8 @@ import msgspec
 
 from emulator.core import verdict
 from emulator.core.compare_summary import DecidingMetric, Verdict
-from emulator.core.deployments import Role
 from emulator.core.metrics import PARTS
+from emulator.core.roles import Role
 from emulator.core.run_spec import RunSpec
 from emulator.core.run_summary import RunResult, RunSummary, summarize
 from emulator.core.specs import Slo, VerdictOutcome

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from emulator.core.deployments import Role
 from emulator.core.metrics import Floats
 from emulator.core.records import MemoryRecord, Record, StepRecord
+from emulator.core.roles import Role
 from emulator.core.run_spec import RunSpec
 
 _MS = 1e3

@@ -13,9 +13,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from emulator.core.deployments import Role, RoleSwitching, Routing
+from emulator.core.deployments import RoleSwitching, Routing
 from emulator.core.messages import Heartbeat
 from emulator.core.records import RequestTimes
+from emulator.core.roles import Role
 
 Phase = Literal["prefill", "decode", "colocated"]
 _HELPERS: dict[Phase, Role] = {"prefill": "decode", "decode": "prefill"}

@@ -12,9 +12,10 @@ import msgspec
 import numpy as np
 
 from emulator.core.bounds import Limit
-from emulator.core.deployments import Policy, Role
+from emulator.core.deployments import Policy
 from emulator.core.metrics import Metric, measure
 from emulator.core.records import Record, StepRecord
+from emulator.core.roles import Role
 from emulator.core.run_spec import RunSpec
 from emulator.core.run_summary import RunResult
 from emulator.core.search import BoundedBy

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from emulator.core.deployments import Role
+from typing import Literal
+
+Role = Literal["prefill", "decode", "colocated", "mixed"]
 
 
 def sends_kv(role: Role, *, switching: bool) -> bool:

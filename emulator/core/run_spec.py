@@ -17,14 +17,13 @@ from emulator.core.deployments import (
     Overlap,
     Policy,
     Preemption,
-    Role,
     RoleSwitching,
     Routing,
     TransferMode,
     TransferOrder,
 )
 from emulator.core.device_spec import DevicePlan
-from emulator.core.roles import sends_kv, takes_in_kv
+from emulator.core.roles import Role, sends_kv, takes_in_kv
 from emulator.core.specs import Scale, Slo
 from emulator.core.upkeep import Holdings, Upkeep, known_sum
 from emulator.core.workload import LoadPlan

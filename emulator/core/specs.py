@@ -87,6 +87,8 @@ class Expectation(Spec, frozen=True, kw_only=True):
             raise ValueError("give either an outcome or a metric")
         if (self.metric is not None) != (self.at_least is not None or self.at_most is not None):
             raise ValueError("a metric needs at_least, at_most or both; an outcome neither")
+        if self.at_least is not None and self.at_most is not None and self.at_least > self.at_most:
+            raise ValueError(f"at_least {self.at_least:g} is above at_most {self.at_most:g}: nothing can be both")
 
 
 class Topology(Spec, frozen=True, kw_only=True):

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import msgspec
 
 from emulator.core import traffic
-from emulator.core.deployments import Deployment, KvDtype, Pool, Role
+from emulator.core.deployments import Deployment, KvDtype, Pool
 from emulator.core.errors import ConfigError
 from emulator.core.lengths import LengthPair, Lengths
 from emulator.core.quantities import BitsPerSecond
+from emulator.core.roles import Role
 from emulator.core.specs import Topology
 from emulator.core.trace import Trace
 from emulator.core.workload import LoadPlan, plan_load, scale_rate

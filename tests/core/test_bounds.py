@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from emulator.core.bounds import Bound, Demand, LeastCosts, goodput_bound, least_costs, servable_share
 from emulator.core.cost import Chunk, CostModel, FittedCost, StepShape, cost_model
-from emulator.core.deployments import Policy, Role
+from emulator.core.deployments import Policy
+from emulator.core.roles import Role
 from emulator.core.run_spec import NodeSpec, RunSpec
 from emulator.core.specs import Slo
 from emulator.lab.catalog_files import load_catalog

@@ -125,6 +125,7 @@ def _topology(**expectation: object) -> object:
         ),
         ({"metric": "ttft_ms.p95", "at_least": 1.0}, "no key 'p95' there; allowed: mean, p50, p90, p99, max"),
         ({"metric": "ttft_ms", "at_least": 1.0}, "not a number; name one of its keys"),
+        ({"metric": "ttft_ms.p90", "at_least": 2.0, "at_most": 1.0}, "at_least 2 is above at_most 1: nothing can"),
         ({"metric": "ttft_ms.p90"}, "a metric needs at_least, at_most or both"),
         ({"outcome": "helps", "at_most": 1.0}, "a metric needs at_least, at_most or both; an outcome neither"),
         ({"outcome": "helps", "metric": "ttft_ms.p90", "at_most": 1.0}, "give either an outcome or a metric"),

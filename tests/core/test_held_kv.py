@@ -7,13 +7,14 @@ import pytest
 
 from emulator.core import strict
 from emulator.core.deploy import plan_runs
-from emulator.core.deployments import Pool, Role
+from emulator.core.deployments import Pool
 from emulator.core.effects import Reply, RunStep
 from emulator.core.engine import Engine
 from emulator.core.errors import ConfigError
 from emulator.core.held_kv import HeldKv
 from emulator.core.kv_pool import KvPool
 from emulator.core.messages import Abort, Generate, Heartbeat, Prefill, Release
+from emulator.core.roles import Role
 from emulator.core.scheduler import Scheduler, SchedulerConfig
 from emulator.core.sequence import Sequence, Status
 from emulator.core.specs import Topology

@@ -13,12 +13,13 @@ from emulator.core import strict
 from emulator.core.autoscale import peak_payload_bps
 from emulator.core.bounds import Demand, limits, servable_share
 from emulator.core.deploy import plan_runs
-from emulator.core.deployments import Admission, Conditional, Role, RoleSwitching
+from emulator.core.deployments import Admission, Conditional, RoleSwitching
 from emulator.core.effects import Send
 from emulator.core.errors import ConfigError
 from emulator.core.messages import Generate, KvReceived, Prefill, PrefillDone, Reserve
 from emulator.core.probe import Prober
 from emulator.core.records import RequestTimes
+from emulator.core.roles import Role
 from emulator.core.router import Router
 from emulator.core.run_spec import RunSpec
 from emulator.core.specs import Topology
@@ -313,6 +314,15 @@ SWITCH = {"max_queued_prompt_tokens": 1_000}
         ([P, D], {"role_switching": {}}, "role_switching: key 'max_queued_prompt_tokens' is missing"),
         ([P, D], {"role_switching": SWITCH | {"max_kv_usage": 2}}, "max_kv_usage = 2: expected `float` <= 1.0"),
         ([{**M2, "policy": "prefill_first"}], {}, "pools[0]: policy prefill_first is for colocated pools"),
+        ([C], {"overlap": "layer"}, 'deployments[0]: overlap = "layer" is for prefill and decode pools'),
+        ([P, D], {"layer_groups": 4}, 'deployments[0]: layer_groups is for overlap = "layer", not "none"'),
+        ([P, D], {"overlap": "chunk", "layer_min_tokens": 9}, "deployments[0]: layer_min_tokens is for overlap"),
+        (
+            [{**P, "num_reserved_decode_tokens": 0}, D],
+            {},
+            "num_reserved_decode_tokens is for pools that take KV in",
+        ),
+        ([{**C, "num_reserved_decode_tokens": "all"}], {}, "num_reserved_decode_tokens is for pools that take KV in"),
     ],
 )
 def test_what_does_not_go_together_is_one_line(pools: list[dict[str, Any]], keys: dict[str, Any], said: str) -> None:

@@ -13,9 +13,10 @@ from emulator.core.bounds import Demand, least_costs
 from emulator.core.catalog import find_gpu, find_model, find_table, parse_catalog
 from emulator.core.cost import Chunk, CostModel, StepShape, TableCost, cost_model, step_limits
 from emulator.core.deploy import plan_runs
-from emulator.core.deployments import Policy, Role
+from emulator.core.deployments import Policy
 from emulator.core.errors import ConfigError
 from emulator.core.hardware import StepTable
+from emulator.core.roles import Role
 from emulator.core.specs import Topology
 from emulator.core.step_shape import MIXED_NORM
 from emulator.core.workload import plan_load

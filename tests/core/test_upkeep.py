@@ -10,9 +10,9 @@ import pytest
 from emulator.core import strict
 from emulator.core.catalog import find_gpu
 from emulator.core.deploy import plan_runs
-from emulator.core.deployments import Role
 from emulator.core.grid import pool_seeds
 from emulator.core.plan import Contender, PlannedPool
+from emulator.core.roles import Role
 from emulator.core.run_spec import RunSpec
 from emulator.core.specs import Slo, Topology
 from emulator.core.upkeep import Costs, Holdings, Upkeep, known_sum, per_kj
