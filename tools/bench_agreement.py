@@ -1,4 +1,5 @@
-"""Whether clients of `pdemu up` measure what it says of them: `pdemu bench`, and OpenAI's client timing its own chunks.
+"""Whether clients of `pdemu up` measure what it says of them: `pdemu bench`, by HTTP and by the control network, and
+OpenAI's client timing its own chunks.
 
     python tools/bench_agreement.py [--streams 2] [--step-ms 25] [--requests 40] [--json]
 
@@ -11,6 +12,7 @@ the exit status is 1. All processes share this machine, so it should be idle.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -24,13 +26,13 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from bench_endpoint import PDEMU, PROMPT_TOKENS, records_of, serving, topology_text
+from bench_endpoint import PDEMU, PROMPT_TOKENS, Served, records_of, serving, topology_text
 from openai import APIError, DefaultHttpxClient, OpenAI
 
 from emulator.core.records import Record, read_records
 
 TTFT_MS, TPOT_SHARE = 10.0, 0.02
-BENCH_TOKENS, OPENAI_TOKENS = 64, 48
+BENCH_TOKENS, NATIVE_TOKENS, OPENAI_TOKENS = 64, 56, 48
 """Output tokens of the requests of each client, by which their records are told apart."""
 
 
@@ -127,20 +129,21 @@ class Agreement:
 # --- the clients ----------------------------------------------------------------------------------------------------
 
 
-def by_bench(port: int, out: Path, requests: int, streams: int) -> Measured:
+def by_bench(url: str, out: Path, requests: int, streams: int, *, tokens: int, secret: str = "") -> Measured:
     """`pdemu bench`; what it says of itself."""
     options = {
-        "--url": f"http://127.0.0.1:{port}",
+        "--url": url,
         "--num-prompts": requests,
         "--max-concurrency": streams,
         "--input-len": PROMPT_TOKENS,
-        "--output-len": BENCH_TOKENS,
+        "--output-len": tokens,
         "--out": out,
     }
     words = [str(word) for option in options.items() for word in option]
-    command = [*PDEMU, "bench", "--prompt-token-ids", "--json", *words]
-    told = msgspec.json.decode(subprocess.run(command, check=True, capture_output=True).stdout)
-    found = Measured.of(read_records((out / "records.jsonl").read_bytes()), BENCH_TOKENS)
+    command = [*PDEMU, "bench", "--json", *words]
+    environment = {**os.environ, "PDEMU_SECRET": secret}
+    told = msgspec.json.decode(subprocess.run(command, check=True, capture_output=True, env=environment).stdout)
+    found = Measured.of(read_records((out / "records.jsonl").read_bytes()), tokens)
     counted = told["tokens"]
     found.mismatches += sum(counted[f"{what}_mismatches"] for what in ("input", "output", "usage_chunk"))
     found.failed = max(found.failed, told["requests"] - told["completed"])
@@ -189,17 +192,25 @@ def _by_openai(client: OpenAI, sent: threading.local, found: Measured) -> None:
     found.add(sent.at_s, times_s)
 
 
+def _measured(served: Served, folder: Path, requests: int, streams: int) -> dict[str, tuple[int, Measured]]:
+    """What each client measures, one after the other, with the output tokens by which its records are told apart."""
+    http = by_bench(f"http://127.0.0.1:{served.port}", folder / "http", requests, streams, tokens=BENCH_TOKENS)
+    native = by_bench(served.router, folder / "native", requests, streams, tokens=NATIVE_TOKENS, secret=served.secret)
+    return {
+        "pdemu bench": (BENCH_TOKENS, http),
+        "… tcp://": (NATIVE_TOKENS, native),
+        "OpenAI's client": (OPENAI_TOKENS, by_openai(served.port, requests, streams)),
+    }
+
+
 def compare(requests: int, streams: int, step_ms: float) -> list[Agreement]:
     """Serve, let both clients measure in turn, and compare."""
     with tempfile.TemporaryDirectory() as folder:
-        topology, served, bench = Path(folder) / "topology.toml", Path(folder) / "served", Path(folder) / "bench"
+        topology, results = Path(folder) / "topology.toml", Path(folder) / "served"
         topology.write_text(topology_text(streams, step_ms, 1.0))
-        with serving(topology, served) as port:
-            clients = {
-                "pdemu bench": (BENCH_TOKENS, by_bench(port, bench, requests, streams)),
-                "OpenAI's client": (OPENAI_TOKENS, by_openai(port, requests, streams)),
-            }
-        records = records_of(served)
+        with serving(topology, results) as served:
+            clients = _measured(served, Path(folder), requests, streams)
+        records = records_of(results)
     return [
         Agreement.between(name, seen, Measured.of([r for r in records if r.max_tokens == tokens], tokens))
         for name, (tokens, seen) in clients.items()

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -21,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -164,25 +167,35 @@ def _native(topology: Path, out: Path) -> Seen:
 
 
 def _by_http(topology: Path, out: Path, streams: int, seconds: float) -> tuple[Seen, Seen]:
-    with serving(topology, out) as port:
-        seen = asyncio.run(_drive(port, streams, seconds))
+    with serving(topology, out) as served:
+        seen = asyncio.run(_drive(served.port, streams, seconds))
     return seen, Seen.of(records_of(out))
 
 
+class Served(NamedTuple):
+    """Where a cluster is reached: its port for HTTP, its router's URL, and the secret that lets clients join there."""
+
+    port: int
+    router: str
+    secret: str
+
+
 @contextmanager
-def serving(topology: Path, out: Path) -> Iterator[int]:
-    """The topology served by `pdemu up`, at this port of loopback; its results are in `out` afterwards."""
+def serving(topology: Path, out: Path) -> Iterator[Served]:
+    """The topology served by `pdemu up` on loopback; its results are in `out` afterwards."""
     log = out.with_suffix(".log")
     command = [*PDEMU, "up", str(topology), "--http", "127.0.0.1:0", "--out", str(out), "--json"]
+    secret = secrets.token_hex(8)
+    environment = {**os.environ, "PDEMU_SECRET": secret}
     with log.open("wb") as stderr:
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr)
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr, env=environment)
     try:
         deadline_s = time.monotonic() + READY_S
-        while not (found := re.search(r"http://127\.0\.0\.1:(\d+)", log.read_text())):
+        while not (found := re.search(r"http://127\.0\.0\.1:(\d+)/v1, and at (tcp://\S+)", log.read_text())):
             if process.poll() is not None or time.monotonic() > deadline_s:
                 sys.exit(f"pdemu up: {log.read_text()}")
             time.sleep(0.05)
-        yield int(found[1])
+        yield Served(int(found[1]), found[2], secret)
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(30)

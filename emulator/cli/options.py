@@ -22,23 +22,20 @@ from emulator.lab.catalog_files import load_catalog
 from emulator.lab.topology_files import load_topology, load_traces
 
 
-def taking(kind: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command, whose first parameter is one `kind`, that dataclass's fields as options of its own.
+def taking(*kinds: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Gives a command, whose first parameters are one of each of `kinds`, those dataclasses' fields as its options.
 
     A parameter of the command's own stands for the field of the same name.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-        hints = typing.get_type_hints(kind, include_extras=True)
-        fields = {
-            f.name: inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hint)
-            for f, hint in ((f, hints[f.name]) for f in dataclasses.fields(kind))
-        }
+        own = list(inspect.signature(command, eval_str=True).parameters.values())[len(kinds) :]
+        fields = {name: parameter for kind in kinds for name, parameter in _parameters(kind).items()}
         parameters = list({p.name: p for p in (*own, *fields.values(), *own)}.values())
 
         def run(**given: Any) -> None:
-            command(kind(**{name: given[name] for name in fields}), **{p.name: given[p.name] for p in own})
+            made = [kind(**{name: given[name] for name in _parameters(kind)}) for kind in kinds]
+            command(*made, **{p.name: given[p.name] for p in own})
 
         run.__name__, run.__doc__ = command.__name__, command.__doc__
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -46,6 +43,20 @@ def taking(kind: type[Any]) -> Callable[[Callable[..., None]], Callable[..., Non
         return run
 
     return decorate
+
+
+def _parameters(kind: type[Any]) -> dict[str, inspect.Parameter]:
+    """A dataclass's fields as parameters of a command; one without a default has to be given."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {
+        f.name: inspect.Parameter(
+            f.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if f.default is dataclasses.MISSING else f.default,
+            annotation=hints[f.name],
+        )
+        for f in dataclasses.fields(kind)
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,11 +10,11 @@ from rich.progress import Progress, ProgressColumn
 
 
 class Display:
-    """Shows `columns` of its tasks while it is entered; on anything but a terminal only what is printed."""
+    """Shows `columns` of its tasks while it is entered; only what is printed off a terminal or `quiet`."""
 
-    def __init__(self, *columns: ProgressColumn) -> None:
+    def __init__(self, *columns: ProgressColumn, quiet: bool = False) -> None:
         self._console = Console(stderr=True, highlight=False)
-        self._live = self._console.is_terminal
+        self._live = self._console.is_terminal and not quiet
         self._progress = Progress(*columns, console=self._console, refresh_per_second=2, disable=not self._live)
 
     def __enter__(self) -> Self:

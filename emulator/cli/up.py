@@ -51,6 +51,17 @@ def up(
     http: Listen = "127.0.0.1:8000",
     api_key: ApiKey = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Serve beyond loopback without a key.")] = False,
+    secret: Annotated[
+        str,
+        typer.Option(
+            "--secret",
+            metavar="SECRET",
+            envvar="PDEMU_SECRET",
+            help="Clients that know it may join the control network, such as `pdemu bench --url tcp://…`. Better set "
+            "by the environment.",
+            show_default=False,
+        ),
+    ] = "",
     kv_bandwidth: Annotated[
         str | None, typer.Option("--kv-bandwidth", metavar="RATE", help="The KV bandwidth, such as 5Gbps.")
     ] = None,
@@ -80,9 +91,12 @@ def up(
     prepared = serving.prepare(spec, catalog, how, deployment=deployment or spec.deployments[0].name, out=out)
     told = Console(stderr=True, highlight=False, soft_wrap=True)
     run = prepared.runs[0]
-    summary = serving.serve(
-        prepared, service, lambda url: told.print(f"{run.label} serves {run.model} at {url}/v1; Ctrl-C ends it")
-    )
+
+    def on_ready(url: str, router: str) -> None:
+        beside = f", and at {router} to those who know PDEMU_SECRET" if secret and launcher == "local" else ""
+        told.print(f"{run.label} serves {run.model} at {url}/v1{beside}; Ctrl-C ends it")
+
+    summary = serving.serve(prepared, service, on_ready, secret)
     told.print(f"Results: {prepared.folder}")
     if json:
         typer.echo(pretty(summary).decode(), nl=False)

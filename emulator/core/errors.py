@@ -13,6 +13,10 @@ class ConfigError(PdemuError):
     """A topology, option or file that cannot be used as it is."""
 
 
+class NotReadyError(ConfigError):
+    """A server that cannot be used, or not yet."""
+
+
 class CapacityError(PdemuError):
     """Something does not fit: weights, a prompt, KV memory, host memory."""
 

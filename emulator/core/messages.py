@@ -16,6 +16,9 @@ two hops and every node needs one connection. Bulk KV never travels here.
 A run: every peer says Hello and compares its clock with the router's; once all nodes are there, the router has each
 pair's link probed, and the client hears Assembled and begins; when its load has ended it says Stop, and every process
 sends its Report through the router to the client before it leaves.
+
+There may be several clients. The first Begin is the run's, and a client that joins later hears in Assembled when that
+was; tokens go to whoever submitted the request.
 """
 
 from __future__ import annotations
@@ -301,9 +304,18 @@ class LinkProbe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Assembled(Message, frozen=True):
-    """All nodes of the run have joined and their links were probed; it can begin."""
+    """All nodes of the run have joined and their links were probed; it can begin, or has begun at `t0_s`.
+
+    The rest is for a client that has not planned the run: what it is, and the `problem` of a link that is not what was
+    asked for, unless the run is forced.
+    """
 
     probes: tuple[LinkProbe, ...] = ()
+    t0_s: float | None = None
+    label: str = ""
+    model: str = ""
+    scale_time: float = 1.0
+    problem: str = ""
 
 
 class Report(Message, frozen=True):
@@ -329,7 +341,7 @@ class ClockReading(Message, frozen=True):
 
 
 class Begin(Message, frozen=True):
-    """The run starts: model time 0 is at `t0_s` of the router's monotonic clock."""
+    """The run starts: model time 0 is at `t0_s` of the router's monotonic clock. Only the first one counts."""
 
     t0_s: float
 

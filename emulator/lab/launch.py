@@ -58,11 +58,15 @@ class LiveResult:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """An endpoint in the place of a load: `on_ready` is told its URL, and it serves until `stop` is set."""
+    """An endpoint in the place of a load: `on_ready` is told its URL and the router's; it serves until `stop` is set.
+
+    Other clients that know the `secret` may join; without one nobody does.
+    """
 
     http: HttpService
-    on_ready: Callable[[str], None]
+    on_ready: Callable[[str, str], None]
     stop: asyncio.Event
+    secret: str = ""
 
 
 class Launcher(Protocol):
@@ -128,7 +132,7 @@ class ProcessLauncher:
             kind="node",
             name="",
             run=msgspec.structs.replace(self.run, load=NO_LOAD),
-            secret=secrets.token_hex(16),
+            secret=(self.service.secret if self.service is not None else "") or secrets.token_hex(16),
             report=str(self._report),
             router_public_key=keys.public if beyond_loopback else "",
             host_memory_bytes=self.host_memory_bytes,
@@ -151,16 +155,16 @@ class ProcessLauncher:
         await self._settle([child.ready for child in (*others, client)], ready_limit_s(self.run), "start")
         with CpuSampler() as cpu:
             if self.service is not None:
-                await self._serve(self.service, client)
+                await self._serve(self.service, client, endpoint)
             await self._settle([client.done], finish_limit_s(self.run), "finish")
         await self._settle([child.done for child in self.children], FINISH_S, "finish")
         report = msgspec.json.decode(self._report.read_bytes(), type=RunReport)
         self._report.unlink()
         return LiveResult(report, tuple(cpu.busiest))
 
-    async def _serve(self, service: Service, client: Child) -> None:
+    async def _serve(self, service: Service, client: Child, router: str) -> None:
         """Let the endpoint serve until it is to stop, and tell it then."""
-        service.on_ready(client.ready.result().endpoint)
+        service.on_ready(client.ready.result().endpoint, router)
         stopped = asyncio.create_task(service.stop.wait())
         try:
             await self._settle([stopped], math.inf, "stop")

@@ -45,14 +45,21 @@ def prepare(topology: Topology, catalog: Catalog, how: Conditions, *, deployment
     return Experiment(topology, tuple(runs), granted, (0,), how.launcher, shaping, folder)
 
 
-def serve(experiment: Experiment, http: HttpService, on_ready: Callable[[str], None]) -> CompareSummary:
-    """Serve until a signal to stop comes, then judge what was served; a second signal interrupts."""
-    return asyncio.run(_serve(experiment, http, on_ready))
+def serve(
+    experiment: Experiment, http: HttpService, on_ready: Callable[[str, str], None], secret: str = ""
+) -> CompareSummary:
+    """Serve until a signal to stop comes, then judge what was served; a second signal interrupts.
+
+    `on_ready` is told the endpoint's URL and the router's, which clients that know the `secret`, if any, may join.
+    """
+    return asyncio.run(_serve(experiment, http, on_ready, secret))
 
 
-async def _serve(experiment: Experiment, http: HttpService, on_ready: Callable[[str], None]) -> CompareSummary:
+async def _serve(
+    experiment: Experiment, http: HttpService, on_ready: Callable[[str, str], None], secret: str
+) -> CompareSummary:
     stop = asyncio.Event()
-    service = Service(http, on_ready, stop)
+    service = Service(http, on_ready, stop, secret)
 
     def launcher(
         prepared: Experiment, run: RunSpec, expected: int, logs: Path, on_progress: Callable[[Underway], None]

@@ -1,7 +1,8 @@
 """A load test on a real clock: sends each request of a plan when it is due, by whatever driver, and times it.
 
 The schedule is that of `core.load`, woken to the instant by a thread that sleeps (`live.alarm`). What a request is on
-the wire is the driver's business: `live.http_client` speaks to OpenAI-compatible servers.
+the wire is the driver's business: `live.http_client` speaks to OpenAI-compatible servers, `live.router_client` to the
+router of an emulated cluster.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, Self
 
 from emulator.core.bench.exchange import Exchange
 from emulator.core.bench.gate import Gate
+from emulator.core.bench.prompts import PromptFit
 from emulator.core.bench.result import Observed
+from emulator.core.errors import NotReadyError
 from emulator.core.load import LoadGenerator
 from emulator.core.workload import LoadPlan, PlannedRequest
 from emulator.live.alarm import Alarm
@@ -27,6 +31,7 @@ from emulator.live.loop_lag import LoopLag
 
 START_DELAY_S = 0.1
 TELL_S = 0.5
+RETRY_S = 1.0
 # A thread that wakes to a deadline waits at most this long for a thread that runs Python code.
 SWITCH_INTERVAL_S = 2e-4
 
@@ -41,14 +46,59 @@ class RequestDriver(Protocol):
         """
 
 
-class LoadTest:
-    """One run of a plan; create it on the running event loop."""
+class Server(RequestDriver, Protocol):
+    """A driver with what it is connected to; `async with` opens and closes the connection.
 
-    def __init__(self, plan: LoadPlan, driver: RequestDriver, *, max_concurrency: int | None = None) -> None:
+    `scale_time` is by how much its time is stretched, where it says so: plan and result are then in its model seconds.
+    """
+
+    model: str
+    scale_time: float | None
+
+    @property
+    def prompt_fit(self) -> PromptFit:
+        """How prompts come to their lengths."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    async def prepare(self, model: str | None) -> None:
+        """Reach it, and learn what it serves. Raises NotReadyError where that may come right in a while."""
+
+    async def warm_up(self, request: PlannedRequest, n: int, now_s: Callable[[], float]) -> None:
+        """The n-th request that is not counted."""
+
+
+async def prepare(server: Server, model: str | None, limit_s: float) -> None:
+    """Prepare a server that may not be ready yet, for which it has `limit_s` wall seconds."""
+    deadline_s = time.monotonic() + limit_s
+    while True:
+        try:
+            return await server.prepare(model)
+        except NotReadyError:
+            if time.monotonic() + RETRY_S > deadline_s:
+                raise
+        await asyncio.sleep(RETRY_S)
+
+
+class LoadTest:
+    """One run of a plan; create it on the running event loop. Each of its seconds lasts `scale_time` wall seconds."""
+
+    def __init__(
+        self,
+        plan: LoadPlan,
+        driver: RequestDriver,
+        *,
+        max_concurrency: int | None = None,
+        scale_time: float | None = None,
+    ) -> None:
         self._driver = driver
         self._generator = LoadGenerator(plan)
         self._gate: Gate[Exchange] = Gate(max_concurrency)
-        self._clock = ModelClock(1.0)
+        self._clock = ModelClock(scale_time or 1.0)
         self._exchanges: list[Exchange] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._over = asyncio.Event()
@@ -77,7 +127,8 @@ class LoadTest:
         ends = [exchange.end_s for exchange in self._exchanges if exchange.end_s is not None]
         if not self._interrupted:
             duration_s = max(ends, default=duration_s)
-        return Observed(tuple(self._exchanges), tuple(lag.samples_s), duration_s, self._interrupted)
+        lag_s = tuple(sample / self._clock.scale_time for sample in lag.samples_s)
+        return Observed(tuple(self._exchanges), lag_s, duration_s, self._interrupted)
 
     def stop(self) -> None:
         """End the run as it stands; what has not ended is unfinished."""

@@ -108,7 +108,12 @@ class HttpProcess:
             loop.remove_signal_handler(signal.SIGTERM)
             await self._server.close()
             await self._cluster.leave()
-        load = LoadPlan(tuple(self._came), (), duration_s=max(ended_s, 1e-3), drain_s=SETTLE_S)
+        guests = [
+            PlannedRequest(r.request_id, r.stream, r.scheduled_s, r.prompt_tokens, r.max_tokens)
+            for r in self._cluster.guests_records()
+        ]
+        came = sorted([*self._came, *guests], key=lambda request: request.scheduled_s)
+        load = LoadPlan(tuple(came), (), duration_s=max(ended_s, 1e-3), drain_s=SETTLE_S)
         return self._cluster.report(self._recorder.records(), load)
 
     async def _cut(self, now_s: float) -> None:

@@ -1,4 +1,7 @@
-"""A client's place in the cluster: it joins, begins the run, speaks and listens, ends it and collects the reports."""
+"""The place of a run's own client: it joins, begins the run, speaks and listens, ends it and collects the reports.
+
+A client that only sends load to a cluster beside it, and leaves it running, is `live.router_client`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 
-from emulator.core.errors import DeadlineError, FidelityError
+from emulator.core.errors import ConfigError, DeadlineError, FidelityError
 from emulator.core.message_codec import decode_to_client
 from emulator.core.messages import (
     Abort,
@@ -29,7 +32,7 @@ from emulator.live.clock import ModelClock
 from emulator.live.control import PeerSocket
 from emulator.live.cpu_time import CpuTime
 from emulator.live.loop_lag import LoopLag
-from emulator.live.reports import NodeReport, ReportCollector, RouterReport, RunReport
+from emulator.live.reports import GuestReport, NodeReport, ReportCollector, RouterReport, RunReport
 from emulator.live.router import NAME as ROUTER
 from emulator.live.status import Assignment
 
@@ -62,12 +65,14 @@ class Membership:
         self._probes: tuple[Probe, ...] = ()
         self._assembled = asyncio.Event()
         self._reported = asyncio.Event()
+        self._began_s: float | None = None
         self.failure: Exception | None = None
 
     async def join(self, timeout_s: float) -> None:
         """Join the cluster and wait until it is complete, its KV links probed.
 
-        Raises DeadlineError after `timeout_s` wall seconds, FidelityError for a link that is not what was asked for.
+        Raises DeadlineError after `timeout_s` wall seconds, FidelityError for a link that is not what was asked for,
+        ConfigError for a run that another client has begun.
         """
         self.clock.offset = await self._control.join(Hello(NAME, "client", self._secret), timeout_s)
         self._receiving = asyncio.create_task(self._receive())
@@ -82,6 +87,7 @@ class Membership:
         self._lag.start()
         t0_s = self.clock.on_router(time.monotonic() + START_DELAY_S)
         self.clock.begin(t0_s)
+        self._began_s = t0_s
         self._cpu.start()
         self.send(Begin(t0_s))
 
@@ -108,9 +114,12 @@ class Membership:
         self._control.close()
 
     def report(self, records: Sequence[Record], load: LoadPlan | None = None) -> RunReport:
-        """The whole run, once it has ended; `load` is what came, if nobody had planned it."""
+        """The whole run, once it has ended; `load` is what came, if nobody had planned it.
+
+        It has the requests of guests too: the cluster's nodes worked for them as well.
+        """
         return RunReport(
-            records=tuple(records),
+            records=(*records, *self.guests_records()),
             probes=self._probes,
             loop_lag_s=tuple(lag / self.run.scale.time for lag in self._lag.samples_s),
             client_cpu_s=self._cpu.seconds,
@@ -119,6 +128,15 @@ class Membership:
             nodes=tuple(self._reports.get(node.name, NodeReport) for node in self.run.nodes),
             load=load,
         )
+
+    def guests_records(self) -> list[Record]:
+        """Records of the requests of other clients, as far as these have reported them."""
+        guests = self._reports.others(self._members)
+        return [record for name in guests for record in self._reports.get(name, GuestReport).records]
+
+    @property
+    def _members(self) -> list[str]:
+        return [ROUTER, *(node.name for node in self.run.nodes)]
 
     async def until_done(self, deadline_s: float) -> bool:
         """Wait until a model instant for `done`; whether it came."""
@@ -133,12 +151,16 @@ class Membership:
             match message:
                 case Tokens() | Finished() | ClusterLoad():
                     self._heard(message, self.clock.now_s())
-                case Assembled(probes=probes):
+                case Begin(t0_s=t0_s) if t0_s != self._began_s:
+                    self._begun_by_another()
+                case Assembled(probes=probes, t0_s=t0_s):
+                    if t0_s not in (None, self._began_s):
+                        self._begun_by_another()
                     self._probes = tuple(Probe.of(seen, self.run) for seen in probes)
                     self._assembled.set()
                 case Report():
                     self._reports.add(message)
-                    if not self._reports.missing([ROUTER, *(node.name for node in self.run.nodes)]):
+                    if not self._reports.missing(self._members):
                         self._reported.set()
 
     async def _within(self, limit_s: float, event: asyncio.Event, what: str) -> None:
@@ -149,6 +171,9 @@ class Membership:
             raise DeadlineError(f"client: {what} after {limit_s:g} s") from None
         if self.failure is not None:
             raise self.failure
+
+    def _begun_by_another(self) -> None:
+        self._fail(ConfigError(f"{self.run.label}: another client has begun this run; start the cluster anew"))
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

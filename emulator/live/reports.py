@@ -80,6 +80,12 @@ class RouterReport(msgspec.Struct, frozen=True, kw_only=True):
     cpu_s: float = 0.0
 
 
+class GuestReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Records of the requests of a client that joined beside the run's own, in the run's model seconds."""
+
+    records: tuple[Record, ...]
+
+
 class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     """The whole run as the client has it in the end; lag and the uncertainty of its clock in model seconds.
 
@@ -127,6 +133,10 @@ class ReportCollector:
     def missing(self, names: Iterable[str]) -> list[str]:
         """Those whose reports are not complete."""
         return [name for name in names if name not in self._whole]
+
+    def others(self, names: Iterable[str]) -> list[str]:
+        """Whose reports are complete besides these."""
+        return sorted(self._whole - set(names))
 
     def get(self, name: str, kind: type[T]) -> T:
         """A complete report."""

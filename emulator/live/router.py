@@ -23,7 +23,7 @@ from emulator.core.messages import (
     Stop,
     Welcome,
 )
-from emulator.core.probe import Prober, ProbeSend
+from emulator.core.probe import Probe, Prober, ProbeSend
 from emulator.core.router import Router
 from emulator.live.clock import ModelClock
 from emulator.live.control import CurveKeys, RouterSocket
@@ -56,6 +56,7 @@ class RouterProcess:
         self._peers: set[str] = set()
         self._clients: set[str] = set()
         self._unreported: set[str] = set()
+        self._reported: set[str] = set()
         self._leaving = False
         self._prober: Prober | None = None
         self._cpu = CpuTime()
@@ -67,7 +68,7 @@ class RouterProcess:
         return self._socket.endpoint
 
     async def serve(self) -> None:
-        """Work until a client says stop and every node has reported to it; then report too."""
+        """Work until a client says stop and every other peer that is there has reported to it; then report too."""
         self._lag.start()
         ticking = asyncio.create_task(self._tick())
         try:
@@ -120,7 +121,7 @@ class RouterProcess:
             self._pass_on(peer, message)
         elif isinstance(message, Begin | Stop):
             if peer in self._clients:
-                self._announce(message)
+                self._announce(peer, message)
         else:
             self._send(self._router.handle(peer, message, self._clock.now_s()))
 
@@ -144,21 +145,33 @@ class RouterProcess:
             self._prober = Prober.of(self._run)
             self._probe(self._prober.start())
         if self._prober.finished:
-            self._to_clients(Assembled(tuple(self._prober.done)))
+            self._to_clients(self._assembled(self._prober))
+
+    def _assembled(self, prober: Prober) -> Assembled:
+        problems = (Probe.of(seen, self._run).problem() for seen in prober.done if not self._run.force)
+        return Assembled(
+            probes=tuple(prober.done),
+            t0_s=self._clock.t0_s,
+            label=self._run.label,
+            model=self._run.model,
+            scale_time=self._run.scale.time,
+            problem=next((problem for problem in problems if problem), ""),
+        )
 
     def _probe(self, sends: list[ProbeSend]) -> None:
         for send in sends:
             self._socket.send(send.node, send.message)
 
-    def _announce(self, message: Begin | Stop) -> None:
+    def _announce(self, said_by: str, message: Begin | Stop) -> None:
         if isinstance(message, Begin):
+            if self._clock.t0_s is not None:
+                return
             self._clock.begin(message.t0_s)
             self._cpu.start()
-        else:
+        reached = {peer for peer in self._peers if self._socket.send(peer, message)}
+        if isinstance(message, Stop):
             self._leaving = True
-            self._unreported = self._peers - self._clients
-        for peer in self._peers:
-            self._socket.send(peer, message)
+            self._unreported = reached - self._reported - {said_by}
 
     def _pass_on(self, peer: str, report: Report) -> None:
         if report.name != peer:
@@ -166,10 +179,12 @@ class RouterProcess:
             return
         self._to_clients(report)
         if report.last:
+            self._reported.add(peer)
             self._unreported.discard(peer)
 
     def _to_clients(self, message: Assembled | Report) -> None:
-        for client in self._clients:
+        said_by = message.name if isinstance(message, Report) else ""
+        for client in self._clients - {said_by}:
             self._socket.send(client, message)
 
     async def _tick(self) -> None:

@@ -93,11 +93,14 @@ def _throughput(document: Document) -> Table:
 def _notes(document: Document) -> list[str]:
     """What a reader should know of the figures."""
     notes, tokens, chunks = [], document["tokens"], document["chunks"]
+    if document.get("scale_time") not in (None, 1.0):
+        notes.append(f"times and rates are the cluster's model time; a second of it takes {document['scale_time']:g} s")
     for what, kind in (("prompts", "input"), ("outputs", "output")):
         if tokens[f"{kind}_mismatches"]:
+            got, asked = document[f"total_{kind}_tokens"], tokens[f"asked_{kind}_tokens"]
             notes.append(
-                f"{what} not as long as asked for: {tokens[f'{kind}_mismatches']:,}; "
-                f"{document[f'total_{kind}_tokens']:,} tokens in all, asked for were {tokens[f'asked_{kind}_tokens']:,}"
+                f"{what} not as long as asked for: {tokens[f'{kind}_mismatches']:,}; {got:,} tokens in all, asked for "
+                f"were {asked:,} ({got / asked - 1:+.1%})"
             )
     if tokens["usage_chunk_mismatches"]:
         notes.append(

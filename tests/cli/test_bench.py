@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import signal
 import socket
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -12,11 +14,13 @@ import msgspec
 import pytest
 
 from emulator.core.records import read_records
+from emulator.core.vocabulary import count
 from tests.in_process import Pdemu
 from tests.live.lab import SMALL
 from tests.live.scripted_server import Request, ScriptedServer, event, text_chunk, well_behaved
 
 URL = ("--url", "http://127.0.0.1:9")
+ROUTER = ("--url", "tcp://127.0.0.1:9")
 RAMP = (*URL, "--ramp-up-strategy", "linear")
 
 
@@ -124,12 +128,120 @@ def test_an_interrupted_bench_prints_what_there_is(pdemu: Pdemu) -> None:
 
 
 @pytest.mark.live
+def test_prompts_have_their_length_where_the_server_tells_of_its_tokenizer(pdemu: Pdemu) -> None:
+    short = ("--num-prompts", "6", "--input-len", "333", "--output-len", "2", "--disable-tqdm")
+    with ScriptedServer(counts=count, tokenizes=True).in_thread() as server:
+        found = _bench(pdemu, server, *short)
+        chat = _bench(pdemu, server, *short, "--endpoint", "/v1/chat/completions")
+    for exact in (found, chat):
+        assert (exact["prompt_fit"], exact["total_input_tokens"]) == ("exact", 6 * 333)
+        assert (exact["tokens"]["input_mismatches"], exact["tokens"]["input_deviation"]) == (0, 0.0)  # type: ignore[index]
+    with ScriptedServer(counts=count).in_thread() as server:
+        guessed = _bench(pdemu, server, *short)
+    assert guessed["prompt_fit"] == "calibrated"
+    assert 0 < abs(guessed["tokens"]["input_deviation"]) < 0.05  # type: ignore[index]
+
+
+@pytest.mark.live
+def test_headers_ids_and_further_fields_reach_the_server(server: ScriptedServer, pdemu: Pdemu) -> None:
+    found = _bench(
+        pdemu, server, "--num-prompts", "3", "--input-len", "9", "--output-len", "2", "--request-id-prefix", "run-",
+        "--header", "X-Tenant=blue", "--header", "accept-encoding = gzip",
+        "--extra-body", '{"top_k": 3, "temperature": 1}', "--label", "nightly",
+        "--metadata", "tp=2", "--metadata", "note=a=b",
+    )  # fmt: skip
+    assert {headers["x-tenant"] for headers in server.heard} == {"blue"}
+    assert {headers["accept-encoding"] for headers in server.heard} == {"gzip"}
+    ids = [request.headers.get("x-request-id") for request in server.requests]
+    assert sorted(found_id for found_id in ids if found_id) == ["run-0", "run-1", "run-2"]
+    assert {(request.body["top_k"], request.body["temperature"]) for request in server.requests} == {(3, 1)}
+    assert (found["label"], found["tp"], found["note"], found["request_id_prefix"]) == ("nightly", "2", "a=b", "run-")
+
+
+@pytest.mark.live
+def test_results_are_appended_as_lines(server: ScriptedServer, pdemu: Pdemu, tmp_path: Path) -> None:
+    path = tmp_path / "all.jsonl"
+    path.write_text('{"completed": 0}')
+    for n in (1, 2):
+        _bench(
+            pdemu, server, "--num-prompts", str(n), "--input-len", "9", "--output-len", "2", "--append-result",
+            "--result-dir", tmp_path, "--result-filename", "all.jsonl",
+        )  # fmt: skip
+    assert [msgspec.json.decode(line)["completed"] for line in path.read_bytes().splitlines()] == [0, 1, 2]
+
+
+@pytest.mark.live
+def test_neither_keys_nor_passwords_are_told(pdemu: Pdemu, tmp_path: Path) -> None:
+    """By a server that repeats them in its errors, the first of which comes after the calibrating requests."""
+    key, password, header = "sk-0123456789", "open%20sesame", "header-secret"
+
+    async def repeats(request: Request) -> AsyncIterator[bytes]:
+        if request.max_tokens == 1:
+            async for piece in well_behaved(request):
+                yield piece
+            return
+        said = f"{request.headers['authorization']} {key} open sesame {header}"
+        yield event(text_chunk(" a")) + event({"error": {"message": f"no: {said}"}})
+
+    with ScriptedServer(repeats).in_thread() as server:
+        ended = pdemu(
+            "bench", "--url", server.url.replace("//", f"//me:{password}@"), "--api-key", key,
+            "--json", "--out", tmp_path, "--header", f"X-Api-Key={header}", "--num-prompts", "2",
+            "--save-detailed", "--result-dir", tmp_path,
+        )  # fmt: skip
+        given = {headers["authorization"] for headers in server.heard}
+    assert ended.code == 0, ended.err
+    (basic,) = given
+    assert basic == "Basic " + base64.b64encode(b"me:open sesame").decode()
+    found = msgspec.json.decode(ended.out)
+    assert (found["base_url"], found["failed"]) == (server.url, 2)
+    told = ended.out + ended.err + "".join(path.read_text() for path in tmp_path.iterdir())
+    assert "no: Basic *** *** *** ***" in told
+    for secret in (key, password, "open sesame", header, basic.removeprefix("Basic ")):
+        assert secret not in told
+
+
+@pytest.mark.live
+def test_a_server_that_refuses_a_key_is_not_quoted_with_it(pdemu: Pdemu) -> None:
+    async def refuses(request: Request) -> AsyncIterator[bytes]:
+        yield msgspec.json.encode({"error": {"message": f"wrong key: {request.headers['authorization']}"}})
+
+    with ScriptedServer(refuses, status=401, content_type="application/json").in_thread() as server:
+        ended = pdemu("bench", "--url", server.url, "--api-key", "sk-0123456789")
+    ended.check_refusal(["HTTP 401: wrong key: Bearer ***"])
+
+
+@pytest.mark.live
+def test_a_server_that_is_not_ready_is_waited_for(pdemu: Pdemu) -> None:
+    """It names no model at first."""
+    server = ScriptedServer(models=())
+
+    def load(*_: object) -> None:
+        server.models = ("scripted",)
+
+    with server.in_thread():
+        pdemu("bench", "--url", server.url).check_refusal(["names no model"])
+        loading = threading.Timer(0.5, load)
+        loading.start()
+        short = ("--num-prompts", "1", "--input-len", "9", "--output-len", "1")
+        assert _bench(pdemu, server, *short, "--ready-check-timeout-sec", "60")["completed"] == 1
+        loading.join()
+
+
+@pytest.mark.live
 def test_a_server_that_is_not_there_is_one_line(pdemu: Pdemu) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     pdemu("bench", "--url", f"http://127.0.0.1:{port}").check_refusal(
         [f"--url http://127.0.0.1:{port}", "cannot be reached"]
     )
+
+
+def test_its_help_has_every_option(pdemu: Pdemu) -> None:
+    ended = pdemu("bench", "--help")
+    assert ended.code == 0
+    for option in ("--url", "--extra-body", "--goodput", "--append-result"):
+        assert option in ended.out
 
 
 @pytest.mark.parametrize(
@@ -163,8 +275,33 @@ def test_a_server_that_is_not_there_is_one_line(pdemu: Pdemu) -> None:
         ([*URL, "--slice", "1:2"], ["--slice", "--trace FILE"]),
         ([*URL, "--topology", SMALL, "--input-len", "3"], ["--input-len 3", "--topology"]),
         ([*URL, "--topology", SMALL, "--burstiness", "2"], ["--burstiness", "arrivals of their own"]),
+        (["--url", "http://me:hidden@host:x"], ["--url http://***@host:x", "such as"]),
+        (["--url", "http://host/?key=hidden"], ["--url http://host/", "without ?"]),
+        ([*URL, "--header", "X-Key"], ["--header", "KEY=VALUE"]),
+        ([*URL, "--header", "X Key=hidden"], ["--header", "KEY=VALUE"]),
+        ([*URL, "--header", "X-Key=hid\nden"], ["--header X-Key", "printable"]),
+        ([*URL, "--header", "X-Key=a", "--header", "x-key=b"], ["--header x-key", "twice"]),
+        ([*URL, "--extra-body", "[1]"], ["--extra-body", "JSON object"]),
+        ([*URL, "--extra-body", "{"], ["--extra-body", "JSON object"]),
+        ([*URL, "--extra-body", '{"stream": false}'], ["--extra-body", "stream cannot be changed"]),
+        ([*URL, "--metadata", "tp"], ["--metadata tp", "KEY=VALUE"]),
+        ([*URL, "--metadata", "completed=3"], ["completed is a key that every result has"]),
+        ([*URL, "--metadata", "p99_ttft_ms=3"], ["p99_ttft_ms is a key that every result has"]),
+        ([*URL, "--metadata", "a=1", "--metadata", "a=2"], ["a is given twice"]),
+        ([*URL, "--label", "a/b"], ["--label", "without /"]),
+        ([*URL, "--request-id-prefix", "a\n"], ["--request-id-prefix", "printable"]),
+        ([*URL, "--ready-check-timeout-sec", "-1"], ["--ready-check-timeout-sec -1", "at least 0"]),
+        (["--url", "tcp://127.0.0.1"], ["--url tcp://127.0.0.1", "host:port"]),
+        (["--url", "tcp://192.0.2.1:5555"], ["192.0.2.1", "PDEMU_SECRET"]),
+        (["--url", "tcp://me:hidden@127.0.0.1:5555"], ["--url tcp://***@127.0.0.1:5555", "PDEMU_SECRET"]),
+        ([*ROUTER, "--header", "a=b"], ["--header", "HTTP server"]),
+        ([*ROUTER, "--endpoint", "/v1/completions"], ["--endpoint", "HTTP server"]),
+        ([*ROUTER, "--no-ignore-eos"], ["--no-ignore-eos", "HTTP server"]),
+        ([*ROUTER, "--request-id-prefix", "a~"], ["--request-id-prefix a~", "~"]),
         ([*URL, "--prompt-token-ids", "--endpoint", "/v1/chat/completions"], ["--prompt-token-ids", "text"]),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_in_one_line(args: list[str | Path], expected: list[str], pdemu: Pdemu) -> None:
-    pdemu("bench", *args).check_refusal(expected)
+    ended = pdemu("bench", *args)
+    ended.check_refusal(expected)
+    assert "hidden" not in ended.err

@@ -17,7 +17,6 @@ from emulator.core.bench.gate import Gate
 from emulator.core.bench.measures import parse_goodput, parse_latencies, parse_percentiles, percentile_word
 from emulator.core.bench.plan import lengths_plan, topology_plan, trace_plan
 from emulator.core.bench.prompts import POOL_WORDS, Calibration, PromptPool, request_body
-from emulator.core.bench.target import Target, base_url
 from emulator.core.errors import ConfigError
 from emulator.core.quantities import Seconds
 from emulator.core.specs import Slo
@@ -193,6 +192,12 @@ def test_bodies_ask_for_a_stream_with_usage() -> None:
     assert "ignore_eos" not in chat
 
 
+def test_further_fields_of_a_body_go_over_its_own() -> None:
+    body = request_body("completions", "m", [1], 9, ignore_eos=True, extra={"temperature": 0.7, "top_k": 3})
+    found = msgspec.json.decode(body)
+    assert (found["temperature"], found["top_k"], found["max_tokens"]) == (0.7, 3, 9)
+
+
 # --- options in text ----------------------------------------------------------------------------------------------
 
 
@@ -218,26 +223,3 @@ def test_metrics_and_percentiles() -> None:
     for text in ("", "101", "-1", "nan", "50,"):
         with pytest.raises(ConfigError, match="--metric-percentiles"):
             parse_percentiles(text)
-
-
-@pytest.mark.parametrize(
-    ("url", "endpoint"),
-    [
-        ("http://127.0.0.1:8000", "/v1/completions"),
-        ("http://127.0.0.1:8000/", "/v1/completions"),
-        ("http://127.0.0.1:8000/v1", "/v1/completions"),
-        ("http://127.0.0.1:8000/v1/", "/v1/chat/completions"),
-        ("http://127.0.0.1:8000/v1/chat/completions", "/v1/chat/completions"),
-    ],
-)
-def test_a_url_may_have_the_path_of_the_api(url: str, endpoint: str) -> None:
-    assert base_url(url, endpoint) == "http://127.0.0.1:8000"
-
-
-def test_a_path_before_the_api_stays() -> None:
-    assert base_url("https://host/proxy/v1", "/v1/completions") == "https://host/proxy"
-
-
-def test_the_endpoint_says_which_api_is_spoken() -> None:
-    assert Target(base_url="", endpoint="/v1/chat/completions").backend == "openai-chat"
-    assert Target(base_url="", endpoint="/v1/completions").backend == "openai"

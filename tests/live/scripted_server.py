@@ -14,6 +14,7 @@ import msgspec
 Body = dict[str, Any]
 Answer = Callable[["Request"], "AsyncIterator[bytes]"]
 """The pieces of an answer's body, each sent as it is given; ABORT cuts the connection."""
+Count = Callable[[str], int]
 
 ABORT = b"\x00abort"
 
@@ -25,6 +26,7 @@ class Request:
     path: str
     headers: dict[str, str]
     body: Body
+    counts: Count = lambda text: len(text.split())
 
     @property
     def max_tokens(self) -> int:
@@ -34,11 +36,11 @@ class Request:
 
     @property
     def prompt_tokens(self) -> int:
-        """One for each word, two for each message of a chat; one for each id."""
+        """One for each word, two for each message of a chat; one for each id. Or as `counts` a text."""
         if "messages" in self.body:
-            return 2 + sum(len(message["content"].split()) for message in self.body["messages"])
+            return 2 + sum(self.counts(message["content"]) for message in self.body["messages"])
         prompt = self.body["prompt"]
-        return len(prompt) if isinstance(prompt, list) else len(prompt.split())
+        return len(prompt) if isinstance(prompt, list) else self.counts(prompt)
 
 
 def event(chunk: Body | bytes) -> bytes:
@@ -66,13 +68,20 @@ async def well_behaved(request: Request, *, token_s: float = 0.0) -> AsyncIterat
 
 @dataclass
 class ScriptedServer:
-    """Answers `POST`s by `answer`; `status` and `content_type` are those of its answers to them."""
+    """Answers `POST`s by `answer`; `status` and `content_type` are those of its answers to them.
+
+    A text has as many tokens as it `counts`, and with `tokenizes` it says so at `/tokenize`, which is not among the
+    `requests`. Headers of all requests are in `heard`.
+    """
 
     answer: Answer = well_behaved
     status: int = 200
     content_type: str = "text/event-stream"
     models: tuple[str, ...] = ("scripted",)
     headers: str = ""
+    counts: Count = lambda text: len(text.split())
+    tokenizes: bool = False
+    heard: list[dict[str, str]] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
     connections: int = 0
     port: int = 0
@@ -135,11 +144,18 @@ class ScriptedServer:
             method, path, _ = head[0].split(" ")
             headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
             data = await reader.readexactly(int(headers.get("content-length", 0)))
+            self.heard.append(headers)
+            if path == "/tokenize":
+                count = self.counts(msgspec.json.decode(data)["prompt"])
+                body = msgspec.json.encode({"count": count, "tokens": list(range(count))})
+                status = 200 if self.tokenizes else 404
+                writer.write(_head(status, "application/json", f"Content-Length: {len(body)}\r\n") + body)
+                continue
             if method == "GET":
                 body = msgspec.json.encode({"object": "list", "data": [{"id": model} for model in self.models]})
                 writer.write(_head(200, "application/json", f"Content-Length: {len(body)}\r\n") + body)
                 continue
-            request = Request(path, headers, msgspec.json.decode(data))
+            request = Request(path, headers, msgspec.json.decode(data), self.counts)
             self.requests.append(request)
             writer.write(_head(self.status, self.content_type, self.headers + "Transfer-Encoding: chunked\r\n"))
             async for piece in self.answer(request):

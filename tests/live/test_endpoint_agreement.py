@@ -1,4 +1,7 @@
-"""What clients of the endpoint measure is what the run's folder says: `pdemu bench`, and OpenAI's own client."""
+"""What clients of a cluster measure is what the run's folder says.
+
+They are `pdemu bench` by HTTP and by the control network, and OpenAI's own client.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ def test_what_clients_measure_is_what_the_records_say() -> None:
     ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert ended.returncode in (0, 1), ended.stderr
     found = msgspec.json.decode(ended.stdout)
-    assert [client["name"] for client in found] == ["pdemu bench", "OpenAI's client"]
+    assert [client["name"] for client in found] == ["pdemu bench", "… tcp://", "OpenAI's client"]
     for client in found:
         assert client["client"]["requests"] == client["records"]["requests"] == 8
         assert (client["failed"], client["mismatches"]) == (0, 0)

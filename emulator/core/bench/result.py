@@ -224,12 +224,14 @@ def _tokens(exchanges: Sequence[Exchange]) -> dict[str, Any]:
     A mismatch is a request in which two of them differ.
     """
     completed = [e for e in exchanges if e.outcome == "completed"]
+    asked_input, input_tokens = sum(e.request.prompt_tokens for e in completed), sum(e.prompt_tokens for e in completed)
     stated = [e for e in completed if e.seen.output_tokens is not None]
     chunks = sum(len(e.seen.token_times_s) for e in completed)
     return {
         "output_counted_by": {"usage": len(stated), "chunks": len(completed) - len(stated)},
-        "asked_input_tokens": sum(e.request.prompt_tokens for e in completed),
+        "asked_input_tokens": asked_input,
         "asked_output_tokens": sum(e.request.max_tokens for e in completed),
+        "input_deviation": input_tokens / asked_input - 1 if asked_input else None,
         "input_mismatches": sum(e.prompt_tokens != e.request.prompt_tokens for e in completed),
         "output_mismatches": sum(e.output_tokens != e.request.max_tokens for e in completed),
         "usage_chunk_mismatches": sum(e.seen.output_tokens != len(e.seen.token_times_s) for e in stated),

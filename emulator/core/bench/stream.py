@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from emulator.core.bench.exchange import Seen
+from emulator.core.bench.redaction import NOTHING_HIDDEN, Redaction
 from emulator.core.bench.sse import SseParser
 from emulator.core.errors import ProtocolError
 
@@ -55,11 +56,15 @@ class _Chunk(msgspec.Struct):
 
 
 class OpenAiStream:
-    """Reads one answer into a `Seen`: bytes with the instant at which they came, then the end."""
+    """Reads one answer into a `Seen`: bytes with the instant at which they came, then the end.
 
-    def __init__(self, seen: Seen, *, keep_text: bool = False) -> None:
+    What it tells of failures is `hidden` from secrets that the server repeats.
+    """
+
+    def __init__(self, seen: Seen, *, keep_text: bool = False, hidden: Redaction = NOTHING_HIDDEN) -> None:
         self._seen = seen
         self._keep_text = keep_text
+        self._hidden = hidden
         self._events = SseParser()
         self._decoder = msgspec.json.Decoder(_Chunk)
         self._done = False
@@ -104,14 +109,15 @@ class OpenAiStream:
             try:
                 chunk = self._decoder.decode(data)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                self._seen.fail(MALFORMED, f"{error}: {excerpt(data)}")
+                self._seen.fail(MALFORMED, f"{error}: {excerpt(data, self._hidden)}")
                 return
             self._chunk(chunk, now_s)
 
     def _chunk(self, chunk: _Chunk, now_s: float) -> None:
         seen = self._seen
         if chunk.error is not None or chunk.object == "error":
-            seen.fail(STREAM_ERROR, error_text(chunk.error if chunk.error is not None else chunk.message))
+            said = chunk.error if chunk.error is not None else chunk.message
+            seen.fail(STREAM_ERROR, error_text(said, self._hidden))
             return
         if chunk.usage is not None:
             if chunk.usage.prompt_tokens is not None:
@@ -144,24 +150,29 @@ class OpenAiStream:
             seen.counts.empty_chunks += 1
 
 
-def error_text(error: Any) -> str:
+def error_text(error: Any, hidden: Redaction = NOTHING_HIDDEN) -> str:
     """What an OpenAI error object, or what some servers send in its place, says."""
     if isinstance(error, dict) and isinstance(error.get("error"), dict | str):
         error = error["error"]
     if isinstance(error, dict):
         error = error.get("message") or error
-    return " ".join(str(error).split())[:MESSAGE_CHARACTERS]
+    return one_line(str(error), hidden)
 
 
-def error_body_text(body: bytes) -> str:
+def error_body_text(body: bytes, hidden: Redaction = NOTHING_HIDDEN) -> str:
     """The same of the body of an answer that is no success: JSON, or whatever it is."""
     try:
         found = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return excerpt(body)
-    return error_text(found)
+        return excerpt(body, hidden)
+    return error_text(found, hidden)
 
 
-def excerpt(data: bytes) -> str:
+def excerpt(data: bytes, hidden: Redaction = NOTHING_HIDDEN) -> str:
     """The beginning of some bytes as one line of text."""
-    return " ".join(data.decode("utf-8", "replace").split())[:MESSAGE_CHARACTERS]
+    return one_line(data.decode("utf-8", "replace"), hidden)
+
+
+def one_line(text: str, hidden: Redaction = NOTHING_HIDDEN) -> str:
+    """The beginning of a text as one line."""
+    return " ".join(hidden(text).split())[:MESSAGE_CHARACTERS]
