@@ -178,8 +178,8 @@ def sharegpt_split(bench: Bench) -> list[Finding]:
     roomy = bench.goodput_per_s(topology, "DistServe", memory=MORE_MEMORY) / GPUS
     bound = "bounded by KV memory" if found.bounded_by == "kv memory" else "not bounded by KV memory"
     why = (
-        f"Ours is {bound}: here the first token waits until the decode GPU has memory for the request, where "
-        f"DistServe sends it when the prefill ends. With {MORE_MEMORY} times the KV memory it is {roomy:.2f} req/s."
+        f"Ours is {bound}: KV that the decode GPU has no room for stays with the prefill GPU, which stalls when its "
+        f"own memory is full. With {MORE_MEMORY} times the KV memory it is {roomy:.2f} req/s."
     )
     return [
         bench.found("D5", (found.rate_per_s or 0.0) / GPUS, why=why),
@@ -228,7 +228,7 @@ def table2(bench: Bench, claim_id: str) -> list[Finding]:
             for rate in (2.5, 4.0)
         ]
         why += (
-            f" Ours falls sooner because first tokens wait for KV memory at the decode GPU: as it is and with "
+            f" Ours falls sooner because prefill stalls where the decode GPU has no KV memory left: as it is and with "
             f"{MORE_MEMORY} times the memory {shares[0]} meet the SLO, {shares[1]}, where prefill is overloaded too."
         )
     findings = []
