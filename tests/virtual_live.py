@@ -227,6 +227,9 @@ class _KvEnd:
     def compare_clocks(self) -> None:
         pass
 
+    def end_record(self) -> None:
+        pass
+
     def close(self) -> KvReport:
         return KvReport()
 

@@ -22,6 +22,7 @@ from emulator.cli.display import RunDisplay, stdout
 from emulator.cli.options import TraceFlags, Traffic, read_topology, taking
 from emulator.cli.trace import tell_traces
 from emulator.core.errors import ConfigError
+from emulator.core.listen import Listen
 from emulator.core.run_spec import RunSpec
 from emulator.core.specs import Topology
 from emulator.core.traffic import MaxContext, TimeUnit, TraceFormat
@@ -116,7 +117,9 @@ class Joined(Planned):
         _option("--user", metavar="UID:GID", help="Become this user once the link is shaped, which then stays shaped."),
     ] = None
 
-    def member(self, name: str, run: RunSpec, router_secret_key: str = "") -> members.Member:
+    def member(
+        self, name: str, run: RunSpec, *, router_secret_key: str = "", metrics: str | None = None
+    ) -> members.Member:
         """The process of this name."""
         return members.Member(
             run=run,
@@ -129,6 +132,7 @@ class Joined(Planned):
             tell=tell_launcher if self.run is not None else _say_ready(name),
             identity=members.Identity.parse(self.user) if self.user else None,
             kernel_shaping=self.shaping == "kernel",
+            metrics=Listen.parse_metrics(metrics, insecure=self.insecure) if metrics is not None else None,
         )
 
     def spec(self) -> RunSpec:
@@ -154,7 +158,7 @@ class Joined(Planned):
 def _say_ready(name: str) -> Callable[[Status], None]:
     def say(status: Status) -> None:
         if isinstance(status, Ready):
-            typer.echo(f"{name}: ready", err=True)
+            typer.echo(f"{name}: ready{'; metrics at ' if status.metrics else ''}{status.metrics}", err=True)
 
     return say
 
@@ -165,6 +169,9 @@ Router = Annotated[str, _option("--router", metavar="HOST:PORT", help="Where the
 Stay = Annotated[
     bool, _option("--stay", help="Do not end after the run, but when told to: a container that ends ends the others.")
 ]
+Metrics = Annotated[
+    str | None, _option("--metrics", metavar="ADDRESS:PORT", help="Where to serve Prometheus metrics of one's own.")
+]
 
 
 @taking(Joined)
@@ -173,12 +180,14 @@ def router(
     *,
     listen: Annotated[str, _option("--listen", metavar="ADDRESS:PORT", help="Where to listen.")] = "127.0.0.1:5555",
     router_secret_key: Annotated[str, _option("--router-secret-key", help="See `pdemu keys`.")] = "",
+    metrics: Metrics = None,
     stay: Stay = False,
 ) -> None:
     """Be the router of a cluster whose members are started one by one."""
     members.reexec_for_memory()
     with options.failures_told():
-        options.member("router", options.spec(), router_secret_key).route(listen)
+        member = options.member("router", options.spec(), router_secret_key=router_secret_key, metrics=metrics)
+        member.route(listen)
     if stay:
         members.stay()
 
@@ -195,6 +204,7 @@ def node(
     kv_network: Annotated[
         str | None, _option("--kv-network", metavar="SUBNET", help="The KV network, to find that address by.")
     ] = None,
+    metrics: Metrics = None,
     stay: Stay = False,
 ) -> None:
     """Be one node of a cluster; its link is shaped first, as the run asks."""
@@ -203,7 +213,8 @@ def node(
         run = options.spec()
         names = [known.name for known in run.nodes]
         if name in names:
-            options.member(name, run).serve(name, router, _kv_address(run, kv_address, kv_network))
+            member = options.member(name, run, metrics=metrics)
+            member.serve(name, router, _kv_address(run, kv_address, kv_network))
         elif stay:
             typer.echo(f"{name}: no part of {run.deployment}, whose nodes are {', '.join(names)}", err=True)
         else:

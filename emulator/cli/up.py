@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import ipaddress
+import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,11 +14,14 @@ from emulator.cli.display import stdout
 from emulator.cli.options import TraceFlags, Traffic, read_topology
 from emulator.core.deploy import context_tokens
 from emulator.core.errors import ConfigError
+from emulator.core.listen import Listen
+from emulator.core.record_limits import RecordLimits
 from emulator.core.tokenizer_files import tokenizer_files
 from emulator.lab import serve as serving
 from emulator.lab import unprivileged
 from emulator.lab.catalog_files import load_catalog
 from emulator.lab.experiment import Conditions
+from emulator.lab.launch import Addresses, Service
 from emulator.lab.run_folder import pretty
 from emulator.lab.scale import apply_scale
 from emulator.lab.sites import ShapingName
@@ -27,9 +31,7 @@ from emulator.report import table
 
 ANY_CONTEXT_TOKENS = 131_072
 
-Listen = Annotated[
-    str, typer.Option("--http", metavar="ADDRESS:PORT", help="Where to serve HTTP; port 0: any free one.")
-]
+Http = Annotated[str, typer.Option("--http", metavar="ADDRESS:PORT", help="Where to serve HTTP; port 0: any free one.")]
 ApiKey = Annotated[
     str | None,
     typer.Option(
@@ -41,6 +43,32 @@ ApiKey = Annotated[
 ]
 
 
+Metrics = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics",
+        metavar="ADDRESS:PORT",
+        help="Have the router serve Prometheus metrics there and each node on one of the ports after it; 0: free ones.",
+    ),
+]
+MetricsTargets = Annotated[
+    Path | None,
+    typer.Option(
+        "--metrics-targets", metavar="FILE", help="Write those addresses as a target list for Prometheus (file_sd)."
+    ),
+]
+Records = Annotated[
+    int | None,
+    typer.Option(
+        "--records",
+        metavar="N",
+        min=1,
+        help="Record the first N requests, however long they are (default: "
+        f"{RecordLimits().requests:,}, and at most {RecordLimits().tokens:,} output tokens).",
+    ),
+]
+
+
 def up(
     topology: Annotated[Path, typer.Argument(metavar="TOPOLOGY", help="Topology file (TOML).")],
     *,
@@ -48,7 +76,7 @@ def up(
         str | None,
         typer.Option("--deployment", metavar="NAME", help="Which to serve by (default: the first)."),
     ] = None,
-    http: Listen = "127.0.0.1:8000",
+    http: Http = "127.0.0.1:8000",
     api_key: ApiKey = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Serve beyond loopback without a key.")] = False,
     secret: Annotated[
@@ -62,6 +90,9 @@ def up(
             show_default=False,
         ),
     ] = "",
+    metrics: Metrics = None,
+    metrics_targets: MetricsTargets = None,
+    records: Records = None,
     kv_bandwidth: Annotated[
         str | None, typer.Option("--kv-bandwidth", metavar="RATE", help="The KV bandwidth, such as 5Gbps.")
     ] = None,
@@ -78,7 +109,8 @@ def up(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout in the end.")] = False,
 ) -> None:
     """Serve one deployment of TOPOLOGY as an OpenAI endpoint until Ctrl-C; then print what came of it."""
-    service = _service(http, api_key, insecure=insecure)
+    limits = RecordLimits() if records is None else RecordLimits(requests=records, tokens=None)
+    service = _service(http, api_key, limits, insecure=insecure)
     if launcher == "netns" and unprivileged.missing_capabilities():
         raise ConfigError(
             "--launcher netns: a user's own namespaces are cut off from this machine's network, so nobody would reach "
@@ -88,15 +120,24 @@ def up(
     catalog = load_catalog()
     spec = apply_scale(read_topology(topology, traffic), None if scale is None else str(scale), catalog, {}).topology
     how = Conditions(launcher=launcher, shaping=shaping, verify_kv=verify_kv, force=force)
-    prepared = serving.prepare(spec, catalog, how, deployment=deployment or spec.deployments[0].name, out=out)
+    metrics_listen = _metrics(metrics, metrics_targets, insecure=insecure)
+    which = deployment or spec.deployments[0].name
+    prepared = serving.prepare(spec, catalog, how, deployment=which, out=out, metrics=metrics_listen)
     told = Console(stderr=True, highlight=False, soft_wrap=True)
     run = prepared.runs[0]
 
-    def on_ready(url: str, router: str) -> None:
-        beside = f", and at {router} to those who know PDEMU_SECRET" if secret and launcher == "local" else ""
-        told.print(f"{run.label} serves {run.model} at {url}/v1{beside}; Ctrl-C ends it")
+    def on_ready(ready: Addresses) -> None:
+        if metrics_targets is not None:
+            _write_targets(metrics_targets, ready.metrics)
+        for name, metrics_url in ready.metrics.items():
+            told.print(f"metrics of {name}: {metrics_url}")
+        beside = f", and at {ready.router} to those who know PDEMU_SECRET" if secret and launcher == "local" else ""
+        told.print(f"{run.label} serves {run.model} at {ready.http}/v1{beside}; Ctrl-C ends it")
 
-    summary = serving.serve(prepared, service, on_ready, secret)
+    served = Service(
+        http=service, stop=asyncio.Event(), on_ready=on_ready, on_news=told.print, metrics=metrics_listen, secret=secret
+    )
+    summary = serving.serve(prepared, served)
     told.print(f"Results: {prepared.folder}")
     if json:
         typer.echo(pretty(summary).decode(), nl=False)
@@ -131,20 +172,31 @@ def register(app: typer.Typer) -> None:
     app.command()(tokenizer)
 
 
-def _service(listen: str, api_key: str | None, *, insecure: bool) -> HttpService:
-    host, colon, port = listen.rpartition(":")
-    host = host.strip("[]")
-    try:
-        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = None
-    if not colon or loopback is None or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"--http {listen}: must be ADDRESS:PORT, such as 127.0.0.1:8000")
+def _service(listen: str, api_key: str | None, record: RecordLimits, *, insecure: bool) -> HttpService:
+    where = Listen.parse(listen, "--http")
     if api_key is not None and not (api_key.isascii() and api_key.isprintable() and api_key.strip() == api_key != ""):
         raise ConfigError("--api-key: must be printable ASCII, without spaces at its ends")
-    if not loopback and api_key is None and not insecure:
+    if not where.loopback and api_key is None and not insecure:
         raise ConfigError(
             f"--http {listen}: beyond loopback others could use it; give --api-key, or --insecure on a network that "
             "nobody else reaches"
         )
-    return HttpService(host="127.0.0.1" if host == "localhost" else host, port=int(port), api_key=api_key or "")
+    return HttpService(host=where.host, port=where.port, api_key=api_key or "", record=record)
+
+
+def _metrics(listen: str | None, targets: Path | None, *, insecure: bool) -> Listen | None:
+    if listen is None:
+        if targets is not None:
+            raise ConfigError(f"--metrics-targets {targets}: nobody serves metrics of its own; give --metrics too")
+        return None
+    where = Listen.parse_metrics(listen, insecure=insecure)
+    if targets is not None and not targets.parent.is_dir():
+        raise ConfigError(f"--metrics-targets {targets}: there is no folder {targets.parent}")
+    return where
+
+
+def _write_targets(file: Path, urls: Mapping[str, str]) -> None:
+    try:
+        file.write_bytes(serving.targets_file(urls))
+    except OSError as error:
+        raise ConfigError(f"--metrics-targets {file}: cannot be written to ({error.strerror})") from None

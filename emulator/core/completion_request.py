@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from emulator.core import vocabulary
-from emulator.core.api_error import ApiError, invalid
+from emulator.core.api_error import TOO_LONG, ApiError, invalid
 from emulator.core.chat_template import prompt_of
 
 DEFAULT_MAX_TOKENS = 16
@@ -244,7 +244,7 @@ def _too_long(prompt: int, output: int, context_tokens: int, param: str) -> ApiE
         f"This model's maximum context length is {context_tokens} tokens. However, you requested "
         f"{prompt + output} tokens ({prompt} in the {param}, {output} in the completion).",
         param,
-        "context_length_exceeded",
+        TOO_LONG,
     )
 
 

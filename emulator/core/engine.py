@@ -83,6 +83,12 @@ class Engine:
         """Nothing held, queued, reserved or running."""
         return not self._lives and self.device.running is None and not len(self.outgoing) and self.pool.used_blocks == 0
 
+    @property
+    def load(self) -> Heartbeat:
+        """What the node has to do; other threads may ask for it too."""
+        waiting = self.scheduler.num_waiting + self.incoming.waiting
+        return Heartbeat(self.pool.free_blocks, len(self.scheduler.running), waiting)
+
     # --- inputs -----------------------------------------------------------------------------------------------
 
     def handle(self, message: ToNode, now_s: float) -> list[Effect]:
@@ -179,10 +185,9 @@ class Engine:
             reason = f"{self.node.name} gave it up: the router was silent for {self.node.kv_lease_s:g} s"
             for request_id in [*self._lives, *self.incoming.request_ids()]:
                 effects += self._drop(request_id)
-                effects.append(Reply(Rejected(request_id, reason)))
+                effects.append(Reply(Rejected(request_id, reason, "unavailable")))
         effects += self._memory.tick(now_s)
-        waiting = self.scheduler.num_waiting + self.incoming.waiting
-        return [*effects, Reply(Heartbeat(self.pool.free_blocks, len(self.scheduler.running), waiting))]
+        return [*effects, Reply(self.load)]
 
     # --- decisions --------------------------------------------------------------------------------------------
 

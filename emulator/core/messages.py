@@ -10,12 +10,13 @@ two hops and every node needs one connection. Bulk KV never travels here.
   node → router     Hello, PrefillDone, KvReady, Reserved, ReadKv, KvReceived, StepTokens, Preempted, Rejected,
                     Heartbeat, Report, ProbeOpened, ProbeDone
   all → router      ReadClock
-  router → client   Tokens, Finished, Assembled, ClusterLoad, Report
-  router → all      Welcome, ClockReading, Begin, Stop
+  router → client   Tokens, Finished, Assembled, ClusterLoad, NodeLost, Report
+  router → all      Welcome, ClockReading, Begin, EndRecord, Stop
 
 A run: every peer says Hello and compares its clock with the router's; once all nodes are there, the router has each
 pair's link probed, and the client hears Assembled and begins; when its load has ended it says Stop, and every process
-sends its Report through the router to the client before it leaves.
+sends its Report through the router to the client before it leaves. One that serves without an end says EndRecord when
+enough is recorded.
 
 There may be several clients. The first Begin is the run's, and a client that joins later hears in Assembled when that
 was; tokens go to whoever submitted the request.
@@ -31,6 +32,8 @@ from emulator.core.deployments import FirstToken
 from emulator.core.records import RequestTimes
 
 FinishReason = Literal["length", "stop", "aborted", "error"]
+FailureCause = Literal["impossible", "unavailable", "timeout"]
+"""Why a request failed: the cluster can never serve such a one, lost a node or has none, or took too long."""
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", omit_defaults=True):
@@ -250,6 +253,7 @@ class Rejected(Message, frozen=True):
 
     request_id: str
     reason: str
+    cause: FailureCause = "impossible"
 
 
 class Heartbeat(Message, frozen=True):
@@ -270,7 +274,7 @@ class Tokens(Message, frozen=True):
 
 
 class Finished(Message, frozen=True):
-    """A request has ended; `detail` says why when it failed."""
+    """A request has ended; `cause` and `detail` say why when it failed."""
 
     request_id: str
     reason: FinishReason
@@ -278,6 +282,7 @@ class Finished(Message, frozen=True):
     prefill_node: str | None = None
     decode_node: str | None = None
     times: RequestTimes = RequestTimes()
+    cause: FailureCause | None = None
 
 
 class NodeLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -291,6 +296,12 @@ class ClusterLoad(Message, frozen=True):
     """The load of every node that is there and has said something of it."""
 
     nodes: tuple[NodeLoad, ...]
+
+
+class NodeLost(Message, frozen=True):
+    """A node is gone, for good; its requests went to others or have failed."""
+
+    name: str
 
 
 class LinkProbe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -346,6 +357,10 @@ class Begin(Message, frozen=True):
     t0_s: float
 
 
+class EndRecord(Message, frozen=True):
+    """What is recorded of the run ends here; the cluster goes on serving."""
+
+
 class Stop(Message, frozen=True):
     """The run is over: report what was recorded and leave."""
 
@@ -366,11 +381,12 @@ ToRouter = (
     | Rejected
     | Heartbeat
     | Begin
+    | EndRecord
     | Stop
     | Report
     | ProbeOpened
     | ProbeDone
 )
-ToPeer = Welcome | ClockReading | Begin | Stop
+ToPeer = Welcome | ClockReading | Begin | EndRecord | Stop
 ToNode = ToPeer | Generate | Prefill | Admit | Reserve | KvComputed | SendKv | Release | Abort | OpenProbe | SendProbe
-ToClient = ToPeer | Tokens | Finished | Assembled | ClusterLoad | Report
+ToClient = ToPeer | Tokens | Finished | Assembled | ClusterLoad | NodeLost | Report

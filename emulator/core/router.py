@@ -23,6 +23,7 @@ from emulator.core.effects import Send
 from emulator.core.messages import (
     Abort,
     ClusterLoad,
+    FailureCause,
     Finished,
     FinishReason,
     Generate,
@@ -73,6 +74,11 @@ class Router:
         """Requests that have not ended."""
         return len(self._requests)
 
+    @property
+    def loads(self) -> tuple[NodeLoad, ...]:
+        """What each node that is there said last of its load."""
+        return tuple(NodeLoad(node.name, node.said) for node in self._nodes if node.said is not None)
+
     # --- inputs -----------------------------------------------------------------------------------------------
 
     def join(self, hello: Hello, block_size: int, now_s: float) -> None:
@@ -114,7 +120,8 @@ class Router:
                 sends += self.lost(node.name)
         for request in list(self._requests.values()):
             if now_s - request.submitted_s > self._spec.request_s:
-                sends += self._end(request, "error", f"not finished within {self._spec.request_s:g} s")
+                late = f"not finished within {self._spec.request_s:g} s"
+                sends += self._end(request, "error", late, cause="timeout")
         if now_s - self._swept_s >= self._spec.node_lost_s:
             self._ended_before, self._ended, self._swept_s = self._ended, set(), now_s
         return sends
@@ -125,7 +132,7 @@ class Router:
         match message:
             case Submit(request_id=request_id):
                 if refusal := self._id_refusal(request_id):
-                    return [Send(client, Finished(request_id, "error", refusal))]
+                    return [Send(client, Finished(request_id, "error", refusal, cause="impossible"))]
                 request = Request(request_id, client, message.prompt_tokens, message.max_tokens, now_s)
                 self._requests[request_id] = request
                 return self._dispatch(request)
@@ -135,8 +142,7 @@ class Router:
                     return self._end(aborted, "aborted", "")
                 return []
             case ReadLoad():
-                said = tuple(NodeLoad(node.name, node.said) for node in self._nodes if node.said is not None)
-                return [Send(client, ClusterLoad(said))]
+                return [Send(client, ClusterLoad(self.loads))]
         self.ignored += 1
         return []
 
@@ -160,7 +166,7 @@ class Router:
         recomputes = self._spec.preemption == "recompute"
         prefill = self._nodes.pick_prefill(request, request.prompt_tokens if recomputes else request.total_tokens)
         if prefill is None:
-            return self._end(request, "error", "no prefill node is left")
+            return self._no_node(request, "prefill")
         if self._queue_is_long(prefill):
             return self._generate(request, "decode")
         if self._spec.admission == "prefill_first" and not self._nodes.both_ways:
@@ -192,8 +198,7 @@ class Router:
     def _generate_on(self, request: Request, node: Node | None, phase: Phase) -> list[Send]:
         """Have one node serve a request all by itself."""
         if node is None:
-            which = "" if phase == "colocated" else f"{phase} "
-            return self._end(request, "error", f"no {which}node is left")
+            return self._no_node(request, phase)
         self._attempts[request.attempt_id] = request
         self._nodes.give_prefill(request, node)
         self._nodes.give_decode(request, node)
@@ -247,7 +252,7 @@ class Router:
             case Preempted():
                 return self._preempted(request, message)
             case Rejected():
-                return self._end(request, "error", message.reason)
+                return self._end(request, "error", message.reason, cause=message.cause)
         return []
 
     def _prefill_done(self, request: Request, message: PrefillDone) -> list[Send]:
@@ -261,7 +266,7 @@ class Router:
             return sends + handover.computed(self._spec, request)
         decode = self._nodes.pick_receiver(request)
         if decode is None:
-            return sends + self._end(request, "error", "no decode node is left")
+            return sends + self._no_node(request, "decode")
         self._nodes.give_decode(request, decode)
         return [*sends, handover.reserve(self._spec, request, request.prefill, decode, computed=True)]
 
@@ -312,22 +317,35 @@ class Router:
 
     def _retry(self, request: Request, why: str) -> list[Send]:
         if request.emitted:
-            return self._end(request, "error", f"{why} after {request.emitted} tokens")
+            return self._end(request, "error", f"{why} after {request.emitted} tokens", cause="unavailable")
         sends = self._leave(request)
         request.failures += 1
         if request.failures >= MAX_ATTEMPTS:
-            return sends + self._end(request, "error", f"{why}, and {MAX_ATTEMPTS} attempts failed")
+            failed = f"{why}, and {MAX_ATTEMPTS} attempts failed"
+            return sends + self._end(request, "error", failed, cause="unavailable")
         request.times = RequestTimes(preemptions=request.times.preemptions)
         return sends + self._dispatch(request)
 
-    def _end(self, request: Request, reason: FinishReason, detail: str, *, tell_client: bool = True) -> list[Send]:
+    def _no_node(self, request: Request, phase: Phase) -> list[Send]:
+        which = "" if phase == "colocated" else f"{phase} "
+        return self._end(request, "error", f"no {which}node is left", cause="unavailable")
+
+    def _end(
+        self,
+        request: Request,
+        reason: FinishReason,
+        detail: str,
+        *,
+        cause: FailureCause | None = None,
+        tell_client: bool = True,
+    ) -> list[Send]:
         sends = self._leave(request)
         self._requests.pop(request.request_id, None)
         self._ended.add(request.request_id)
         if not tell_client:
             return sends
         finished = Finished(
-            request.request_id, reason, detail, request.prefill_name, request.decode_name, request.times
+            request.request_id, reason, detail, request.prefill_name, request.decode_name, request.times, cause
         )
         return [*sends, Send(request.client, finished)]
 

@@ -5,6 +5,7 @@ Complete and serialisable: no process looks anything up again.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import msgspec
@@ -203,6 +204,15 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     def kv_receivers(self) -> tuple[str, ...]:
         """Nodes that may take KV in: they decode, be it to help out, and another one prefills."""
         return tuple(dict.fromkeys(receiver for _, receiver in self.kv_pairs))
+
+    def serves_without(self, lost: Collection[str]) -> bool:
+        """Whether the nodes that are not `lost` can serve: one is left for each phase."""
+        roles = [node.role for node in self.nodes if node.name not in lost]
+        if not self.router.disaggregated:
+            return bool(roles)
+        switching = self.router.role_switching is not None
+        prefills = any(sends_kv(role, switching=switching) for role in roles)
+        return prefills and any(takes_in_kv(role, switching=switching) for role in roles)
 
     def message_s(self, source: str, destination: str, nbytes: int) -> float:
         """What a message of so many model bytes costs before its first byte is on the wire, model seconds."""

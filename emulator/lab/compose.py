@@ -43,6 +43,7 @@ UP_S = 60.0
 UNPRIVILEGED = 10001
 _SHARED = {
     "PDEMU_SECRET": "${PDEMU_SECRET:-}",
+    "PDEMU_METRICS": "${PDEMU_METRICS:-}",
     "PDEMU_ROUTER_PUBLIC_KEY": "${PDEMU_ROUTER_PUBLIC_KEY:-}",
     "PDEMU_INSECURE": "${PDEMU_INSECURE:-1}",  # both networks are internal to the engine's machine
 }

@@ -9,11 +9,11 @@ import psutil
 
 
 class CpuSampler:
-    """Within a `with` block, `busiest` gets the busiest core's share (0 to 1) of each second."""
+    """Within a `with` block, or up to `stop`, `busiest` gets the busiest core's share (0 to 1) of each second."""
 
     def __init__(self) -> None:
         self.busiest: list[float] = []
-        self._stop = threading.Event()
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="cpu", daemon=True)
 
     def __enter__(self) -> CpuSampler:
@@ -23,10 +23,14 @@ class CpuSampler:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop.set()
+        self.stop()
         self._thread.join(timeout=2.0)
+
+    def stop(self) -> None:
+        """Sample no more. Idempotent."""
+        self._stopped.set()
 
     def _run(self) -> None:
         psutil.cpu_percent(percpu=True)
-        while not self._stop.wait(1.0):
+        while not self._stopped.wait(1.0):
             self.busiest.append(max(psutil.cpu_percent(percpu=True)) / 100)

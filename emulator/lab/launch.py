@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import msgspec
 
 from emulator.core.errors import ConfigError, DeadlineError, RunError
+from emulator.core.listen import Listen
 from emulator.core.probe import Prober
 from emulator.core.run_spec import RunSpec
 from emulator.core.workload import LoadPlan
@@ -28,7 +29,7 @@ from emulator.lab.sites import CLIENT, LOOPBACK, ROUTER, Address, Site
 from emulator.live.allocator import NODE_ALLOCATOR_ENV
 from emulator.live.control import CurveKeys
 from emulator.live.reports import RunReport
-from emulator.live.status import Assignment, Done, Failed, HttpService, Ready, Status, Underway
+from emulator.live.status import Assignment, Done, Failed, HttpService, Ready, RecordEnded, Status, Underway
 
 READY_S = 60.0
 PROBE_S = 8.0
@@ -56,17 +57,34 @@ class LiveResult:
     cpu_busy: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Service:
-    """An endpoint in the place of a load: `on_ready` is told its URL and the router's; it serves until `stop` is set.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Addresses:
+    """URLs of a service's endpoint and, by name, of the `metrics` of router and nodes; and the router's address."""
 
+    http: str
+    router: str
+    metrics: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """An endpoint in the place of a load, which serves until `stop` is set, or until no node is left for a phase.
+
+    `on_ready` is told where it is. Router and nodes serve their own metrics from the address `metrics` on, one after
+    the other, if there is one. `on_news` hears in a sentence of a node that is lost, and of the end of the record.
     Other clients that know the `secret` may join; without one nobody does.
     """
 
     http: HttpService
-    on_ready: Callable[[str, str], None]
     stop: asyncio.Event
+    on_ready: Callable[[Addresses], None]
+    on_news: Callable[[str], None]
+    metrics: Listen | None = None
     secret: str = ""
+
+    def metrics_of(self, n: int) -> Listen | None:
+        """Where the n-th process after the router serves its own metrics."""
+        return self.metrics.following(n) if self.metrics is not None else None
 
 
 class Launcher(Protocol):
@@ -108,6 +126,9 @@ class ProcessLauncher:
     on_progress: Callable[[Underway], None]
     service: Service | None = None
     children: list[Child] = field(default_factory=list)
+    _serving: bool = field(default=False, init=False)
+    _lost: set[str] = field(default_factory=set, init=False)
+    _cpu: CpuSampler = field(default_factory=CpuSampler, init=False)
 
     @property
     def _report(self) -> Path:
@@ -146,25 +167,37 @@ class ProcessLauncher:
             place = {"netns": address.netns, "control_address": address.control, "kv_address": address.kv}
             return await self._start(msgspec.structs.replace(common, name=name, **place, **changes))
 
-        router = await start(ROUTER, kind="router", router_secret_key=keys.secret if beyond_loopback else "")
+        def metrics(n: int) -> Listen | None:
+            return self.service.metrics_of(n) if self.service is not None else None
+
+        secret_key = keys.secret if beyond_loopback else ""
+        router = await start(ROUTER, kind="router", router_secret_key=secret_key, metrics=metrics(0))
         await self._settle([router.ready], READY_S, "start")
         endpoint = router.ready.result().endpoint
-        others = [await start(node.name, router_endpoint=endpoint) for node in self.run.nodes]
+        others = [
+            await start(node.name, router_endpoint=endpoint, metrics=metrics(n))
+            for n, node in enumerate(self.run.nodes, 1)
+        ]
         http = self.service.http if self.service is not None else None
         client = await start(CLIENT, kind="client", run=self.run, router_endpoint=endpoint, http=http)
         await self._settle([child.ready for child in (*others, client)], ready_limit_s(self.run), "start")
-        with CpuSampler() as cpu:
+        with self._cpu:
             if self.service is not None:
                 await self._serve(self.service, client, endpoint)
             await self._settle([client.done], finish_limit_s(self.run), "finish")
-        await self._settle([child.done for child in self.children], FINISH_S, "finish")
         report = msgspec.json.decode(self._report.read_bytes(), type=RunReport)
+        if self.service is not None:
+            self._lost.update(report.router.lost_nodes)
+        await self._settle([child.done for child in self.children if child.name not in self._lost], FINISH_S, "finish")
         self._report.unlink()
-        return LiveResult(report, tuple(cpu.busiest))
+        return LiveResult(report, tuple(self._cpu.busiest))
 
     async def _serve(self, service: Service, client: Child, router: str) -> None:
         """Let the endpoint serve until it is to stop, and tell it then."""
-        service.on_ready(client.ready.result().endpoint, router)
+        told = {child.name: child.ready.result().metrics for child in self.children}
+        metrics = {name: url for name, url in told.items() if url}
+        self._serving = True
+        service.on_ready(Addresses(http=client.ready.result().endpoint, router=router, metrics=metrics))
         stopped = asyncio.create_task(service.stop.wait())
         try:
             await self._settle([stopped], math.inf, "stop")
@@ -211,6 +244,12 @@ class ProcessLauncher:
                     child.ready.set_result(status)
                 case Underway():
                     self.on_progress(status)
+                case RecordEnded():
+                    self._cpu.stop()
+                    self._tell(
+                        f"the record ends with {status.requests:,} requests, since more than {status.limit} came; "
+                        "serving goes on"
+                    )
                 case Done():
                     child.done.set_result(None)
                 case Failed(error=kind, message=message):
@@ -225,19 +264,37 @@ class ProcessLauncher:
                 future.exception()  # retrieved: nobody may be waiting for this one
 
     async def _settle(self, futures: Iterable[asyncio.Future[Any]], limit_s: float, what: str) -> None:
-        """Wait until all are done; the first failure of any process ends the wait."""
+        """Wait until all are done; the first failure of any process ends the wait, unless the service goes on."""
         pending = set(futures)
-        watched = pending | {child.done for child in self.children}
+        watched = pending | {child.done for child in self.children if child.name not in self._lost}
         deadline = asyncio.get_running_loop().time() + limit_s
         while pending:
             left_s = max(0.0, deadline - asyncio.get_running_loop().time())
             done, watched = await asyncio.wait(watched, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             for future in done:
-                future.result()
+                if not self._spared(future):
+                    future.result()
             pending -= done
             if not done:
                 late = ", ".join(c.name for c in self.children if c.ready in pending or c.done in pending)
                 raise DeadlineError(f"{late} did not {what} within {limit_s:g} s; see the logs in {self.folder}")
+
+    def _spared(self, future: asyncio.Future[Any]) -> bool:
+        """Whether this is the end of a node without which the service goes on."""
+        error = future.exception()
+        name = next((child.name for child in self.children if child.done is future), "")
+        if not self._serving or error is None or name in ("", ROUTER, CLIENT):
+            return False
+        if not self.run.serves_without({*self._lost, name}):
+            return False
+        self._lost.add(name)
+        left = [node.name for node in self.run.nodes if node.name not in self._lost]
+        self._tell(f"{error}; {', '.join(left)} serve on")
+        return True
+
+    def _tell(self, news: str) -> None:
+        if self.service is not None:
+            self.service.on_news(news)
 
     async def _stop(self) -> None:
         """Close every leash, then end by force what has not gone after a moment."""

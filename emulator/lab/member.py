@@ -27,6 +27,7 @@ import uvloop
 from emulator.core.deploy import plan_runs
 from emulator.core.errors import ConfigError, DeadlineError
 from emulator.core.hardware import Catalog
+from emulator.core.listen import Listen
 from emulator.core.run_spec import RunSpec
 from emulator.core.specs import Topology
 from emulator.core.trace import Trace
@@ -38,7 +39,7 @@ from emulator.lab.sites import CLIENT, ROUTER
 from emulator.live import health
 from emulator.live.allocator import NODE_ALLOCATOR_ENV
 from emulator.live.nic import EmulatedNic
-from emulator.live.process import live, tune
+from emulator.live.process import live, metrics_server, tune
 from emulator.live.reports import RunReport
 from emulator.live.status import Assignment, Ready, Status
 
@@ -165,13 +166,15 @@ def own_address(network: str) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class Member:
-    """One process of a cluster: its run, who may reach it, as whom it lives, and who is told how it goes."""
+    """One process of a cluster: its run, who may reach it, as whom it lives, who is told how it goes, and where it
+    serves metrics, unless it is the client."""
 
     run: RunSpec
     access: Access
     tell: Callable[[Status], None]
     identity: Identity | None = None
     kernel_shaping: bool = True
+    metrics: Listen | None = None
 
     def route(self, listen: str) -> None:
         """Be the router at an address, until the run has ended."""
@@ -238,7 +241,14 @@ class Member:
                 health.write([status.endpoint or task.router_endpoint], shaped)
             self.tell(status)
 
-        return await live(task, tell, nic)
+        metrics = metrics_server(self.metrics)
+        if metrics is None:
+            return await live(task, tell, nic)
+        try:
+            metrics.start()
+            return await live(task, tell, nic, metrics=metrics)
+        finally:
+            metrics.close()
 
 
 @dataclass(slots=True)

@@ -9,13 +9,17 @@ import asyncio
 import contextlib
 import dataclasses
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
 
 from emulator.core.compare_summary import CompareSummary
 from emulator.core.deploy import plan_runs
 from emulator.core.errors import ConfigError
 from emulator.core.hardware import Catalog
+from emulator.core.listen import Listen
 from emulator.core.run_spec import RunSpec
 from emulator.core.specs import Topology
 from emulator.lab.experiment import (
@@ -29,38 +33,47 @@ from emulator.lab.experiment import (
 from emulator.lab.launch import NO_LOAD, Launcher, ProcessLauncher, Service
 from emulator.lab.run_folder import new_folder
 from emulator.lab.sites import choose_shaping
-from emulator.live.status import HttpService, Underway
+from emulator.live.status import Underway
 
 STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
-def prepare(topology: Topology, catalog: Catalog, how: Conditions, *, deployment: str, out: Path | None) -> Experiment:
-    """Plan the one run and make its folder. Raises ConfigError or CapacityError for whatever a user has to mend."""
+def prepare(
+    topology: Topology,
+    catalog: Catalog,
+    how: Conditions,
+    *,
+    deployment: str,
+    out: Path | None,
+    metrics: Listen | None = None,
+) -> Experiment:
+    """Plan the one run and make its folder; from `metrics` on there must be an address for each process.
+
+    Raises ConfigError or CapacityError for whatever a user has to mend.
+    """
     shaping = choose_shaping(how.launcher, how.shaping)
     runs = plan_runs(topology, catalog, NO_LOAD, deployments=[deployment], verify_kv=how.verify_kv, force=how.force)
     if len(runs) != 1:
         raise ConfigError(f"{topology.name}, {deployment}: an endpoint serves one deployment; give one --kv-bandwidth")
+    if metrics is not None:
+        metrics.following(len(runs[0].nodes))
     granted = granted_memory_bytes(runs[0])
     folder = new_folder(out, topology.name)
     return Experiment(topology, tuple(runs), granted, (0,), how.launcher, shaping, folder)
 
 
-def serve(
-    experiment: Experiment, http: HttpService, on_ready: Callable[[str, str], None], secret: str = ""
-) -> CompareSummary:
-    """Serve until a signal to stop comes, then judge what was served; a second signal interrupts.
-
-    `on_ready` is told the endpoint's URL and the router's, which clients that know the `secret`, if any, may join.
-    """
-    return asyncio.run(_serve(experiment, http, on_ready, secret))
+def serve(experiment: Experiment, service: Service) -> CompareSummary:
+    """Serve until a signal to stop comes, then judge what was served; a second signal interrupts."""
+    return asyncio.run(_serve(experiment, service))
 
 
-async def _serve(
-    experiment: Experiment, http: HttpService, on_ready: Callable[[str, str], None], secret: str
-) -> CompareSummary:
-    stop = asyncio.Event()
-    service = Service(http, on_ready, stop, secret)
+def targets_file(urls: Mapping[str, str]) -> bytes:
+    """Those who serve metrics, by name, as Prometheus reads it from a file (`file_sd_configs`)."""
+    targets = [{"targets": [urlsplit(url).netloc], "labels": {"process": name}} for name, url in urls.items()]
+    return msgspec.json.format(msgspec.json.encode(targets)) + b"\n"
 
+
+async def _serve(experiment: Experiment, service: Service) -> CompareSummary:
     def launcher(
         prepared: Experiment, run: RunSpec, expected: int, logs: Path, on_progress: Callable[[Underway], None]
     ) -> Launcher:
@@ -68,7 +81,7 @@ async def _serve(
         assert isinstance(found, ProcessLauncher), "only processes of this machine are served by"
         return dataclasses.replace(found, service=service)
 
-    with _told_by_signals(stop):
+    with _told_by_signals(service.stop):
         results = await perform(experiment, lambda *_: None, lambda *_: None, launcher)
     return conclude(experiment, results)
 

@@ -3,8 +3,8 @@
     HTTP client ──▶ HttpServer ──▶ core: read, check, count ──▶ Submit ──▶ router
                 ◀── chunks ◀────── core: Reply ◀────────────── Tokens, Finished ◀──
 
-Every request leaves a record as those of a load generator do: it was scheduled, and sent, when it came. A client that
-leaves before its answer is complete has its request aborted. Streams are in wall time.
+Every request leaves a record as those of a load generator do: it was scheduled, and sent, when it came; until enough is
+recorded. A client that leaves before its answer is complete has its request aborted. Streams are in wall time.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import itertools
 import secrets
 import signal
 import socket
@@ -23,17 +24,18 @@ import msgspec
 from aiohttp import web
 
 from emulator.core import api, completion_request
-from emulator.core.api_error import ApiError
+from emulator.core.api_error import ApiError, not_served
 from emulator.core.completion_reply import Reply, error_event
 from emulator.core.completion_request import Generation
-from emulator.core.messages import Abort, ClusterLoad, Finished, Heartbeat, ReadLoad, Submit, Tokens
+from emulator.core.messages import Abort, ClusterLoad, Finished, Heartbeat, NodeLost, ReadLoad, Submit, Tokens
 from emulator.core.recorder import Recorder
+from emulator.core.refusal import run_refusal
 from emulator.core.workload import LoadPlan, PlannedRequest
 from emulator.live.http_server import Exchange, HttpServer, Routes
 from emulator.live.membership import Heard, Membership
 from emulator.live.reports import RunReport
 from emulator.live.serving_metrics import ServingMetrics
-from emulator.live.status import Assignment
+from emulator.live.status import Assignment, RecordEnded
 
 STREAM = "http"
 SETTLE_S = 0.5
@@ -49,25 +51,28 @@ class _Live:
     request: PlannedRequest
     reply: Reply
     exchange: Exchange | None
-    tokens: int = 0
-    latest_s: float = 0.0
 
 
 class HttpProcess:
-    """Serves until it is told to stop; then ends the run, and returns its report."""
+    """Serves until it is told to stop; then ends the run, and returns its report. `tell` hears when its record ends."""
 
-    def __init__(self, task: Assignment, listening: socket.socket) -> None:
+    def __init__(self, task: Assignment, listening: socket.socket, tell: Callable[[RecordEnded], None]) -> None:
         assert task.http is not None, "an endpoint needs to know what it serves"
         self._run, self._http, self._listening = task.run, task.http, listening
         self._context_tokens = min(node.max_model_len for node in self._run.nodes)
+        self._tell = tell
         self._recorder = Recorder()
-        self._metrics = ServingMetrics(self._run)
+        self._recorded_tokens = 0
+        self._record_end_s: float | None = None
+        self._loads: dict[str, Heartbeat] = {}
+        self._lost: set[str] = set()
+        self._metrics = ServingMetrics(self._run, lambda: self._loads, lambda: self._lost)
         self._cluster = Membership(task, self._heard)
         self._live: dict[str, _Live] = {}
         self._idle = asyncio.Event()
         self._came: list[PlannedRequest] = []
+        self._numbers = itertools.count()
         self._nonce = secrets.token_hex(6)
-        self._loads: dict[str, Heartbeat] = {}
         self._scrapes: list[Exchange] = []
         routes: Routes = {
             "/health": ("GET", self._health),
@@ -100,9 +105,11 @@ class HttpProcess:
         loop.add_signal_handler(signal.SIGTERM, self._cluster.done.set)
         try:
             await self._cluster.done.wait()
-            ended_s = self._cluster.clock.now_s()
+            if self._record_end_s is None:
+                self._record_end_s = self._cluster.clock.now_s()
+                self._recorder.cut(self._record_end_s)
             await self._server.stop_accepting()
-            await self._cut(ended_s)
+            await self._cut()
             await self._cluster.end()
         finally:
             loop.remove_signal_handler(signal.SIGTERM)
@@ -113,12 +120,11 @@ class HttpProcess:
             for r in self._cluster.guests_records()
         ]
         came = sorted([*self._came, *guests], key=lambda request: request.scheduled_s)
-        load = LoadPlan(tuple(came), (), duration_s=max(ended_s, 1e-3), drain_s=SETTLE_S)
+        load = LoadPlan(tuple(came), (), duration_s=max(self._record_end_s, 1e-3), drain_s=SETTLE_S)
         return self._cluster.report(self._recorder.records(), load)
 
-    async def _cut(self, now_s: float) -> None:
+    async def _cut(self) -> None:
         """End every answer that is under way, and free what its request holds."""
-        self._recorder.cut(now_s)
         self._answer_scrapes()
         self._idle.clear()
         for live in list(self._live.values()):
@@ -127,6 +133,19 @@ class HttpProcess:
         if self._live:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), SETTLE_S)
+
+    # --- the record -------------------------------------------------------------------------------------------
+
+    def _bound_record(self, requests: int, now_s: float) -> None:
+        """Record no more of anything, at any process, where so many requests, or the tokens, are too many."""
+        if self._record_end_s is not None:
+            return
+        limit = self._http.record.exceeded(requests, self._recorded_tokens)
+        if limit:
+            self._record_end_s = now_s
+            self._recorder.cut(now_s)
+            self._cluster.end_record()
+            self._tell(RecordEnded(len(self._came), limit))
 
     # --- requests ---------------------------------------------------------------------------------------------
 
@@ -147,14 +166,19 @@ class HttpProcess:
         generation = read(exchange.body, model=self._run.model, context_tokens=self._context_tokens)
         if self._server.closing:
             raise ApiError(503, "the endpoint is shutting down")
+        if refusal := run_refusal(self._run, generation.prompt_tokens, generation.max_tokens):
+            raise not_served("impossible", refusal)
         now_s = self._cluster.clock.now_s()
-        number = len(self._came)
+        number = next(self._numbers)
         request = PlannedRequest(f"{STREAM}-{number}", STREAM, now_s, generation.prompt_tokens, generation.max_tokens)
         reply = Reply(generation, f"{kind}-{self._nonce}-{number}", self._run.model, int(time.time()))
-        live = _Live(request, reply, exchange, latest_s=now_s)
-        self._came.append(request)
+        live = _Live(request, reply, exchange)
         self._live[request.request_id] = live
-        self._recorder.sent(request, now_s)
+        self._metrics.submitted(request.request_id, request.prompt_tokens, now_s)
+        self._bound_record(len(self._came) + 1, now_s)
+        if self._record_end_s is None:
+            self._came.append(request)
+            self._recorder.sent(request, now_s)
         exchange.left = lambda: self._left(live)
         self._cluster.send(Submit(request.request_id, request.prompt_tokens, request.max_tokens))
         if generation.stream:
@@ -171,10 +195,13 @@ class HttpProcess:
         match message:
             case Tokens():
                 self._recorder.tokens(message, now_s)
+                self._metrics.tokens(message, now_s)
+                self._recorded_tokens += sum(count.n for count in message.tokens)
+                self._bound_record(len(self._came), now_s)
                 for count in message.tokens:
                     live = self._live.get(count.request_id)
                     if live is not None:
-                        self._tokens(live, count.n, now_s)
+                        self._tokens(live, count.n)
             case Finished():
                 self._recorder.finished(message, now_s)
                 live = self._live.pop(message.request_id, None)
@@ -182,17 +209,13 @@ class HttpProcess:
                     self._finished(live, message, now_s)
                 if not self._live:
                     self._idle.set()
+            case NodeLost(name=name):
+                self._lost.add(name)
             case ClusterLoad(nodes=nodes):
                 self._loads = {node.name: node.load for node in nodes}
                 self._answer_scrapes()
 
-    def _tokens(self, live: _Live, n: int, now_s: float) -> None:
-        if not live.tokens:
-            self._metrics.first_token(now_s - live.request.scheduled_s)
-        for gap_s in ([] if not live.tokens else [now_s - live.latest_s]) + [0.0] * (n - 1):
-            self._metrics.token_gap(gap_s)
-        live.tokens += n
-        live.latest_s = now_s
+    def _tokens(self, live: _Live, n: int) -> None:
         exchange, reply = live.exchange, live.reply
         if exchange is None:
             return
@@ -209,14 +232,8 @@ class HttpProcess:
             exchange.answer(200, reply.document())
 
     def _finished(self, live: _Live, message: Finished, now_s: float) -> None:
-        self._metrics.ended(
-            message,
-            prompt_tokens=live.request.prompt_tokens,
-            output_tokens=live.tokens,
-            after_s=now_s - live.request.scheduled_s,
-            stop=live.reply.generation.finish_reason == "stop",
-        )
-        self._fail(live, ApiError(500, f"the cluster did not serve it: {message.detail or message.reason}"))
+        self._metrics.finished(message, now_s, stop=live.reply.generation.finish_reason == "stop")
+        self._fail(live, not_served(message.cause, message.detail or message.reason))
 
     def _fail(self, live: _Live, error: ApiError) -> None:
         """Whoever still waits for an answer gets this one."""
@@ -231,7 +248,11 @@ class HttpProcess:
     # --- the rest ---------------------------------------------------------------------------------------------
 
     def _health(self, exchange: Exchange) -> None:
-        exchange.answer(200, b"", "text/plain")
+        """200 while there is a node for each phase, be they fewer than there were."""
+        serves = self._run.serves_without(self._lost)
+        status = "down" if not serves else "degraded" if self._lost else "ok"
+        told = {"status": status, "lost_nodes": sorted(self._lost)}
+        exchange.answer(200 if serves else 503, msgspec.json.encode(told))
 
     def _models(self, exchange: Exchange) -> None:
         card = api.model_card(self._run.model, self._context_tokens)
@@ -259,6 +280,6 @@ class HttpProcess:
         scrapes, self._scrapes = self._scrapes, []
         if not scrapes:
             return
-        text, content_type = self._metrics.exposition(self._loads)
+        text, content_type = self._metrics.families.exposition()
         for exchange in scrapes:
             exchange.answer(200, text, content_type)

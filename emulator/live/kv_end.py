@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -22,6 +23,17 @@ from emulator.live.reports import KvReport, TransferRow
 from emulator.live.status import Assignment
 
 PING_GAP_S = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvTraffic:
+    """What has gone through one end of the KV network up to now, without probes; model bytes."""
+
+    sent_bytes: float = 0.0
+    waiting_bytes: float = 0.0
+    received_bytes: float = 0.0
+    broken_off: int = 0
+    dropped_frames: Mapping[str, int] = field(default_factory=dict)
 
 
 class KvEnd:
@@ -51,11 +63,12 @@ class KvEnd:
         self._probed = probed
         self._probe: list[int] = []
         self._probe_seen: list[Arrival] = []
-        self._probe_bytes = 0
+        self._probe_bytes = self._probe_sent_bytes = 0
         self._failed = failed
         self._loop = asyncio.get_running_loop()
         self._expected: dict[int, OpenTicket] = {}
         self._transfers: list[TransferRow] = []
+        self._recorded: KvReport | None = None
         self._sender: KvSender | None = None
         self._receiver: KvReceiver | None = None
         self._nic = nic
@@ -157,17 +170,55 @@ class KvEnd:
             self._sender.send(probe.endpoint, ticket, 1)
             await asyncio.sleep(PING_GAP_S + 2 * (self._nic.delay_s + self._nic.jitter_s))
         self._sender.send(probe.endpoint, probe.tickets[-1], probe.nbytes)
+        self._probe_sent_bytes += len(probe.tickets) - 1 + probe.nbytes
+
+    def traffic(self) -> KvTraffic:
+        """Counts up to now; any thread may ask."""
+        scale = self._run.scale.bytes
+        seen = KvTraffic()
+        if self._sender is not None:
+            sent = self._sender.stats()
+            sent_bytes = max(0, sent.bytes - self._probe_sent_bytes) * scale
+            seen = replace(seen, sent_bytes=sent_bytes, waiting_bytes=sent.waiting_bytes * scale)
+        if self._receiver is not None:
+            got = self._receiver.stats()
+            reasons = ("no_ticket", "beyond_reserved", "out_of_sequence", "malformed", "bad_checksum")
+            seen = replace(
+                seen,
+                received_bytes=(got.bytes - self._probe_bytes) * scale,
+                broken_off=got.broken_off,
+                dropped_frames={reason: getattr(got, reason) for reason in reasons},
+            )
+        return seen
+
+    def end_record(self) -> None:
+        """What goes through from now on is not reported. Idempotent."""
+        self._recorded = self._recorded or self._report()
 
     def close(self) -> KvReport:
-        """Close the sockets; what went through them."""
+        """Close the sockets; what went through them while it was recorded."""
+        self.end_record()
+        assert self._recorded is not None
+        report = self._recorded
+        for end in (self._sender, self._receiver):
+            if end is not None:
+                end.close()
+        if self._nic is not None:
+            counts = self._nic.close()
+            report = msgspec.structs.replace(
+                report,
+                qdisc_drops=counts.dropped_packets,
+                tcp_retransmits=counts.retransmitted_segments,
+            )
+        return report
+
+    def _report(self) -> KvReport:
         report = KvReport(transfers=tuple(self._transfers))
         if self._sender is not None:
             blocked_s = self._sender.stats().blocked_s / self._scaling.time
-            self._sender.close()
             report = msgspec.structs.replace(report, blocked_s=blocked_s)
         if self._receiver is not None:
             stats = self._receiver.stats()
-            self._receiver.close()
             report = msgspec.structs.replace(
                 report,
                 received_bytes=stats.bytes - self._probe_bytes,
@@ -175,13 +226,6 @@ class KvEnd:
                 peak_retained_bytes=stats.peak_retained_bytes,
                 dropped_frames=stats.dropped - stats.no_ticket,
                 stray_frames=stats.no_ticket,
-            )
-        if self._nic is not None:
-            counts = self._nic.close()
-            report = msgspec.structs.replace(
-                report,
-                qdisc_drops=counts.dropped_packets,
-                tcp_retransmits=counts.retransmitted_segments,
             )
         return report
 
@@ -202,7 +246,8 @@ class KvEnd:
             return
         model = self._clock.to_model_s
         parts = tuple((model(part.start_s), model(part.end_s), part.nbytes) for part in arrival.parts)
-        self._transfers.append(TransferRow(expected.request_id, self._node.name, parts, expected.source))
+        if self._recorded is None:
+            self._transfers.append(TransferRow(expected.request_id, self._node.name, parts, expected.source))
         nbytes = self._scaling.model_bytes(arrival.nbytes, expected.nbytes)
         self._arrived(arrival.ticket, nbytes, model(arrival.start_s), model(arrival.end_s))
 

@@ -91,7 +91,7 @@ class KvReceiverStats:
     """What a receiver accepted since it started, what it dropped and why, and what it stores.
 
     `bytes` and `frames` count accepted ones, `transfers` complete ones; the five reasons count dropped frames
-    (malformed: messages).
+    (malformed: messages). `broken_off` transfers were released with a part of them here.
     `unretained_bytes` arrived in order but exceeded the host memory granted, so they are not stored.
     """
 
@@ -106,6 +106,7 @@ class KvReceiverStats:
     retained_bytes: int
     peak_retained_bytes: int
     unretained_bytes: int
+    broken_off: int = 0
 
     @property
     def dropped(self) -> int:

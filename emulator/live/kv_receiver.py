@@ -131,7 +131,7 @@ class KvReceiver:
         self._held: list[_Held] = []
         self._order = 0
         self._drops: Counter[_Drop] = Counter()
-        self._bytes = self._frames = self._completed = 0
+        self._bytes = self._frames = self._completed = self._broken_off = 0
         self._retained = self._peak_retained = self._unretained = 0
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
@@ -163,6 +163,7 @@ class KvReceiver:
         with self._lock:
             transfer = self._transfers.pop(ticket, None)
             if transfer is not None:
+                self._broken_off += transfer.accepted > 0 and transfer.delivered < transfer.nbytes
                 self._retained -= transfer.retained
                 transfer.frames.clear()
 
@@ -181,6 +182,7 @@ class KvReceiver:
                 retained_bytes=self._retained,
                 peak_retained_bytes=self._peak_retained,
                 unretained_bytes=self._unretained,
+                broken_off=self._broken_off,
             )
 
     def close(self) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import socket
 
 from emulator.core.errors import ConfigError
-from emulator.live.status import HttpService
+from emulator.core.listen import Listen
 
 BACKLOG = 4096
 
 
-def listening_socket(service: HttpService) -> socket.socket:
+def listening_socket(service: Listen) -> socket.socket:
     """A socket that listens where the service is to be; raises ConfigError when it cannot."""
     family = socket.AF_INET6 if ":" in service.host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
@@ -21,7 +21,6 @@ def listening_socket(service: HttpService) -> socket.socket:
     except OSError as error:
         listening.close()
         raise ConfigError(
-            f"--http {service.host}:{service.port}: cannot listen there ({error.strerror}); give a free port, "
-            "or 0 for any"
+            f"--http {service}: cannot listen there ({error.strerror}); give a free port, or 0 for any"
         ) from None
     return listening

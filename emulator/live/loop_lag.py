@@ -11,13 +11,21 @@ import threading
 import time
 
 SAMPLE_INTERVAL_S = 0.025
+MOST_SAMPLES = 200_000
 
 
 class LoopLag:
-    """Samples of one loop's lag, wall seconds, taken about every 25 ms from `start` to `stop`."""
+    """Samples of one loop's lag, wall seconds, taken about every 25 ms from `start` to `stop`.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    Beyond `most` samples every other one is dropped, and from then on only every other one kept, and so on: what is
+    left stands for all of the time alike.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, most: int = MOST_SAMPLES) -> None:
         self._loop = loop
+        self._most = most
+        self._stride = 1
+        self._seen = 0
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.samples_s: list[float] = []
@@ -41,7 +49,13 @@ class LoopLag:
 
     def _note(self, posted_s: list[float]) -> None:
         now_s = time.monotonic()
-        self.samples_s += [now_s - instant for instant in posted_s]
+        for instant in posted_s:
+            if self._seen % self._stride == 0:
+                self.samples_s.append(now_s - instant)
+            self._seen += 1
+        while len(self.samples_s) > self._most:
+            del self.samples_s[1::2]
+            self._stride *= 2
 
 
 def owed_samples(due_s: float, now_s: float) -> list[float]:

@@ -17,8 +17,10 @@ from emulator.core.messages import (
     Assembled,
     Begin,
     ClusterLoad,
+    EndRecord,
     Finished,
     Hello,
+    NodeLost,
     ReadLoad,
     Report,
     Stop,
@@ -42,7 +44,7 @@ REPORTS_S = 20.0
 # A timer of an event loop may ring this much early.
 TIMER_S = 0.002
 
-Heard = Tokens | Finished | ClusterLoad
+Heard = Tokens | Finished | ClusterLoad | NodeLost
 
 
 class Membership:
@@ -95,15 +97,27 @@ class Membership:
         """Wait for the start of model time."""
         await asyncio.sleep(self.clock.to_wall_s(0.0) - time.monotonic() + TIMER_S)
 
-    def send(self, message: Submit | Abort | ReadLoad | Begin | Stop) -> None:
+    def send(self, message: Submit | Abort | ReadLoad | Begin | EndRecord | Stop) -> None:
         """To the router, without waiting; if it does not keep up, this has failed."""
         if not self._control.send(message):
             self._fail(DeadlineError("client: the router does not keep up"))
 
+    def end_record(self) -> None:
+        """End what is recorded of the run, at every process; the cluster goes on."""
+        self._lag.stop()
+        self._cpu.stop()
+        self.send(EndRecord())
+
     async def end(self) -> None:
-        """End the run, and wait for everybody's report. Raises DeadlineError, or why this could not go on."""
+        """End the run, and wait for the reports of the router and of every node that it has not lost.
+
+        Raises DeadlineError, or why this could not go on.
+        """
         self.send(Stop())
         await self._within(REPORTS_S, self._reported, "reports were missing")
+        lost = self._reports.get(ROUTER, RouterReport).lost_nodes
+        if missing := [name for name in self._missing() if name not in lost]:
+            raise DeadlineError(f"client: no report from {', '.join(missing)}")
 
     async def leave(self) -> None:
         """Be gone, whatever happened."""
@@ -125,7 +139,9 @@ class Membership:
             client_cpu_s=self._cpu.seconds,
             clock_uncertainty_s=self.clock.offset.uncertainty_s / self.run.scale.time,
             router=self._reports.get(ROUTER, RouterReport),
-            nodes=tuple(self._reports.get(node.name, NodeReport) for node in self.run.nodes),
+            nodes=tuple(
+                self._reports.get(node.name, NodeReport) for node in self.run.nodes if node.name not in self._missing()
+            ),
             load=load,
         )
 
@@ -149,7 +165,7 @@ class Membership:
         while True:
             message = decode_to_client(await self._control.receive())
             match message:
-                case Tokens() | Finished() | ClusterLoad():
+                case Tokens() | Finished() | ClusterLoad() | NodeLost():
                     self._heard(message, self.clock.now_s())
                 case Begin(t0_s=t0_s) if t0_s != self._began_s:
                     self._begun_by_another()
@@ -160,8 +176,12 @@ class Membership:
                     self._assembled.set()
                 case Report():
                     self._reports.add(message)
-                    if not self._reports.missing(self._members):
+                    if not self._reports.missing([ROUTER]):  # which is the last to report
                         self._reported.set()
+
+    def _missing(self) -> list[str]:
+        """Nodes without a report."""
+        return self._reports.missing([node.name for node in self.run.nodes])
 
     async def _within(self, limit_s: float, event: asyncio.Event, what: str) -> None:
         """Wait for an event of the cluster; raises DeadlineError after `limit_s` wall seconds."""

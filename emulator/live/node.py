@@ -7,6 +7,7 @@ import contextlib
 import secrets
 from collections.abc import Iterable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from emulator.core.effects import (
     CancelTransmit,
@@ -22,7 +23,7 @@ from emulator.core.effects import (
 from emulator.core.engine import Engine
 from emulator.core.errors import DeadlineError
 from emulator.core.message_codec import decode_to_node
-from emulator.core.messages import Begin, Hello, OpenProbe, ProbeDone, SendProbe, Stop
+from emulator.core.messages import Begin, EndRecord, Hello, Message, OpenProbe, ProbeDone, SendProbe, Stop
 from emulator.core.records import MemoryRecord, StepRecord
 from emulator.core.run_spec import NodeSpec
 from emulator.live.clock import ModelClock
@@ -35,6 +36,10 @@ from emulator.live.nic import EmulatedNic
 from emulator.live.reports import NodeReport, pieces
 from emulator.live.status import Assignment
 
+if TYPE_CHECKING:
+    from emulator.live.metrics_server import MetricsServer
+    from emulator.live.node_metrics import NodeMetrics
+
 TICK_S = 1.0
 REPORT_LINGER_S = 5.0
 
@@ -43,7 +48,7 @@ class NodeProcess:
     """Carries out what the engine of one node decides; its KV crosses `nic`, if any crosses a network."""
 
     def __init__(self, task: Assignment, node: NodeSpec, nic: EmulatedNic | None) -> None:
-        self._node = node
+        self._run, self._node = task.run, node
         self._secret = task.secret
         self._scale_time = task.run.scale.time
         self._clock = ModelClock(self._scale_time)
@@ -53,6 +58,8 @@ class NodeProcess:
         self._cpu = CpuTime()
         self._steps: list[StepRecord] = []
         self._memory: list[MemoryRecord] = []
+        self._recording = True
+        self._metrics: NodeMetrics | None = None
         self._failure: Exception | None = None
         self._ended = asyncio.Event()
         self._kv = KvEnd(task, node, nic, self._clock, arrived=self._kv_arrived, probed=self._probed, failed=self._fail)
@@ -63,6 +70,13 @@ class NodeProcess:
     def kv_endpoint(self) -> str:
         """Where KV for this node goes; empty when it takes none."""
         return self._kv.endpoint
+
+    def expose(self, server: MetricsServer) -> None:
+        """Have a server show this node's metrics."""
+        from emulator.live.node_metrics import NodeMetrics  # noqa: PLC0415 - slow to import, and few runs have metrics
+
+        self._metrics = NodeMetrics(self._run, self._engine, self._kv)
+        server.exposition = self._metrics.families.exposition
 
     async def join(self, timeout_s: float) -> None:
         """Introduce this node to the router.
@@ -105,6 +119,8 @@ class NodeProcess:
                 case Begin(t0_s=t0_s):
                     self._clock.begin(t0_s)
                     self._cpu.start()
+                case EndRecord():
+                    self._end_record()
                 case Stop():
                     self._ended.set()
                     return
@@ -148,8 +164,7 @@ class NodeProcess:
         for effect in effects:
             match effect:
                 case Reply(message=message):
-                    if not self._control.send(message):
-                        self._fail(DeadlineError(f"{self._node.name}: the router does not keep up"))
+                    self._tell(message)
                 case RunStep():
                     wall_s = self._clock.to_wall_s
                     self._device.run(DeviceStep(wall_s(effect.end_s), [wall_s(at_s) for at_s in effect.progress_s()]))
@@ -164,16 +179,31 @@ class NodeProcess:
                 case CloseTicket():
                     self._kv.shut(effect)
 
+    def _tell(self, message: Message) -> None:
+        if self._metrics is not None:
+            self._metrics.told(message)
+        if not self._control.send(message):
+            self._fail(DeadlineError(f"{self._node.name}: the router does not keep up"))
+
     def _record(self, effect: RecordStep | RecordMemory) -> None:
+        if not self._recording:
+            return
         if isinstance(effect, RecordStep):
             self._steps.append(effect.record)
         else:
             self._memory.extend(effect.rows)
 
-    def _close(self) -> NodeReport:
-        self._lag.stop()
-        self._device.close()
+    def _end_record(self) -> None:
+        """What happens from now on is not reported. Idempotent."""
         self._apply(self._engine.cut())
+        self._recording = False
+        self._lag.stop()
+        self._cpu.stop()
+        self._kv.end_record()
+
+    def _close(self) -> NodeReport:
+        self._device.close()
+        self._end_record()
         kv = self._kv.close()
         return NodeReport(
             name=self._node.name,

@@ -14,11 +14,13 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import uvloop
 
 from emulator.core.errors import PdemuError
+from emulator.core.listen import Listen
 from emulator.core.probe import MAX_BYTES
 from emulator.live import namespace
 from emulator.live.client import ClientProcess, Progress
@@ -29,6 +31,9 @@ from emulator.live.node import NodeProcess
 from emulator.live.reports import RunReport
 from emulator.live.router import RouterProcess
 from emulator.live.status import Assignment, Done, Failed, Ready, Status, Underway
+
+if TYPE_CHECKING:
+    from emulator.live.metrics_server import MetricsServer
 
 ORPHANED = 3
 # A thread that wakes to a deadline waits at most this long for a thread that runs Python code.
@@ -61,14 +66,19 @@ async def live(
     tell: Callable[[Status], None],
     nic: EmulatedNic | None,
     listening: socket.socket | None = None,
+    metrics: MetricsServer | None = None,
 ) -> RunReport | None:
     """Live through the run, telling how it goes. A client returns the run's report.
 
-    A node's KV crosses `nic`; a client that serves HTTP does so at `listening`.
+    A node's KV crosses `nic`; a client that serves HTTP does so at `listening`. `metrics` shows those of a router or a
+    node.
     """
+    url = metrics.url if metrics is not None else ""
     if task.kind == "router":
         router = RouterProcess(task)
-        tell(Ready(router.endpoint))
+        if metrics is not None:
+            router.expose(metrics)
+        tell(Ready(router.endpoint, url))
         await router.serve()
         return None
     if task.kind == "node":
@@ -76,14 +86,16 @@ async def live(
         if spec.name in task.run.kv_receivers:
             warm_heap(max(task.expected_kv_bytes, 2 * MAX_BYTES))
         node = NodeProcess(task, spec, nic)
+        if metrics is not None:
+            node.expose(metrics)
         await node.join(task.join_timeout_s)
-        tell(Ready(node.kv_endpoint))
+        tell(Ready(node.kv_endpoint, url))
         await node.serve()
         return None
     if listening is not None:
         from emulator.live.http import HttpProcess  # noqa: PLC0415 - slow to import, and needed by this process alone
 
-        endpoint = HttpProcess(task, listening)
+        endpoint = HttpProcess(task, listening, tell)
         await endpoint.join(task.join_timeout_s)
         tell(Ready(endpoint.endpoint))
         return await endpoint.serve()
@@ -104,18 +116,31 @@ def tune() -> None:
     gc.disable()  # a collection would stall a step; a run is short and its objects are few
 
 
+def metrics_server(listen: Listen | None) -> MetricsServer | None:
+    """What serves metrics there, listening; None for nowhere. Raises ConfigError for a port that is taken."""
+    if listen is None:
+        return None
+    from emulator.live.metrics_server import MetricsServer  # noqa: PLC0415 - slow to import, and few runs have metrics
+
+    return MetricsServer(listen)
+
+
 def main() -> int:
     """Be what the assignment says; the exit status is 0, or that of the error told."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     tune()
     leash = Leash()
+    metrics = None
     try:
+        metrics = metrics_server(leash.assignment.metrics)
         listening = listening_socket(leash.assignment.http) if leash.assignment.http is not None else None
         if leash.assignment.netns:
             namespace.enter(leash.assignment.netns)
         leash.watch()
+        if metrics is not None:
+            metrics.start()
         nic = EmulatedNic.of(leash.assignment) if leash.assignment.kind == "node" else None
-        report = uvloop.run(live(leash.assignment, tell, nic, listening))
+        report = uvloop.run(live(leash.assignment, tell, nic, listening, metrics))
         if report is not None:
             Path(leash.assignment.report).write_bytes(msgspec.json.encode(report))
         tell(Done())
@@ -126,6 +151,9 @@ def main() -> int:
         logging.exception("unexpected")
         tell(Failed(type(error).__name__, str(error)))
         return 1
+    finally:
+        if metrics is not None:
+            metrics.close()
     return 0
 
 

@@ -7,6 +7,7 @@ import contextlib
 import hmac
 import logging
 import time
+from typing import TYPE_CHECKING
 
 from emulator.core.effects import Send
 from emulator.core.errors import ProtocolError
@@ -15,12 +16,18 @@ from emulator.core.messages import (
     Assembled,
     Begin,
     ClockReading,
+    EndRecord,
+    Finished,
     Hello,
+    NodeLost,
     ProbeDone,
     ProbeOpened,
     ReadClock,
     Report,
     Stop,
+    Submit,
+    Tokens,
+    ToRouter,
     Welcome,
 )
 from emulator.core.probe import Probe, Prober, ProbeSend
@@ -31,6 +38,10 @@ from emulator.live.cpu_time import CpuTime
 from emulator.live.loop_lag import LoopLag
 from emulator.live.reports import RouterReport, pieces
 from emulator.live.status import Assignment
+
+if TYPE_CHECKING:
+    from emulator.live.metrics_server import MetricsServer
+    from emulator.live.serving_metrics import ServingMetrics
 
 NAME = "router"
 TICK_S = 0.5
@@ -61,11 +72,24 @@ class RouterProcess:
         self._prober: Prober | None = None
         self._cpu = CpuTime()
         self._ignored = 0
+        self._told_lost = 0
+        self._metrics: ServingMetrics | None = None
 
     @property
     def endpoint(self) -> str:
         """Where peers connect."""
         return self._socket.endpoint
+
+    def expose(self, server: MetricsServer) -> None:
+        """Have a server show the cluster's metrics."""
+        from emulator.live.serving_metrics import ServingMetrics  # noqa: PLC0415 - slow to import, and seldom needed
+
+        self._metrics = ServingMetrics(
+            self._run,
+            loads=lambda: {node.name: node.load for node in self._router.loads},
+            lost=lambda: self._router.lost_nodes,
+        )
+        server.exposition = self._metrics.families.exposition
 
     async def serve(self) -> None:
         """Work until a client says stop and every other peer that is there has reported to it; then report too."""
@@ -119,11 +143,16 @@ class RouterProcess:
             self._prepare()
         elif isinstance(message, Report):
             self._pass_on(peer, message)
-        elif isinstance(message, Begin | Stop):
+        elif isinstance(message, Begin | EndRecord | Stop):
             if peer in self._clients:
                 self._announce(peer, message)
         else:
-            self._send(self._router.handle(peer, message, self._clock.now_s()))
+            self._decide(peer, message, self._clock.now_s())
+
+    def _decide(self, peer: str, message: ToRouter, now_s: float) -> None:
+        if self._metrics is not None and isinstance(message, Submit):
+            self._metrics.submitted(message.request_id, message.prompt_tokens, now_s)
+        self._send(self._router.handle(peer, message, now_s))
 
     def _join(self, peer: str, hello: Hello) -> None:
         genuine = hmac.compare_digest(hello.secret.encode(), self._secret.encode())
@@ -162,16 +191,20 @@ class RouterProcess:
         for send in sends:
             self._socket.send(send.node, send.message)
 
-    def _announce(self, said_by: str, message: Begin | Stop) -> None:
-        if isinstance(message, Begin):
-            if self._clock.t0_s is not None:
-                return
-            self._clock.begin(message.t0_s)
-            self._cpu.start()
-        reached = {peer for peer in self._peers if self._socket.send(peer, message)}
-        if isinstance(message, Stop):
-            self._leaving = True
-            self._unreported = reached - self._reported - {said_by}
+    def _announce(self, said_by: str, message: Begin | EndRecord | Stop) -> None:
+        match message:
+            case Begin(t0_s=t0_s):
+                if self._clock.t0_s is not None:
+                    return
+                self._clock.begin(t0_s)
+                self._cpu.start()
+            case EndRecord():
+                self._lag.stop()
+                self._cpu.stop()
+            case Stop():
+                self._leaving = True
+                self._unreported = self._peers - self._reported - {said_by}
+        self._send([Send(peer, message) for peer in sorted(self._peers)])
 
     def _pass_on(self, peer: str, report: Report) -> None:
         if report.name != peer:
@@ -182,7 +215,7 @@ class RouterProcess:
             self._reported.add(peer)
             self._unreported.discard(peer)
 
-    def _to_clients(self, message: Assembled | Report) -> None:
+    def _to_clients(self, message: Assembled | NodeLost | Report) -> None:
         said_by = message.name if isinstance(message, Report) else ""
         for client in self._clients - {said_by}:
             self._socket.send(client, message)
@@ -195,7 +228,19 @@ class RouterProcess:
 
     def _send(self, sends: list[Send]) -> None:
         for send in sends:
+            if self._metrics is not None:
+                self._count(self._metrics, send)
             if not self._socket.send(send.peer, send.message) and send.peer in self._peers:
                 self._peers.discard(send.peer)
                 self._unreported.discard(send.peer)
                 self._send(self._router.lost(send.peer))
+        lost, self._told_lost = self._router.lost_nodes[self._told_lost :], len(self._router.lost_nodes)
+        for name in lost:
+            self._to_clients(NodeLost(name))
+
+    def _count(self, metrics: ServingMetrics, send: Send) -> None:
+        match send.message:
+            case Tokens():
+                metrics.tokens(send.message, self._clock.now_s())
+            case Finished():
+                metrics.finished(send.message, self._clock.now_s())

@@ -22,7 +22,19 @@ from emulator.core.bench.stream import NO_OUTPUT
 from emulator.core.bench.target import RouterTarget
 from emulator.core.errors import ConfigError, DeadlineError, FidelityError, NotReadyError, ProtocolError
 from emulator.core.message_codec import decode_to_client
-from emulator.core.messages import Abort, Assembled, Begin, Finished, Hello, ReadLoad, Stop, Submit, ToClient, Tokens
+from emulator.core.messages import (
+    Abort,
+    Assembled,
+    Begin,
+    EndRecord,
+    Finished,
+    Hello,
+    ReadLoad,
+    Stop,
+    Submit,
+    ToClient,
+    Tokens,
+)
 from emulator.core.recorder import Recorder
 from emulator.core.workload import PlannedRequest
 from emulator.live.clock import ModelClock
@@ -65,6 +77,7 @@ class RouterClient:
         self._heard_s = 0.0
         self._gone = ""
         self._recorder = Recorder()
+        self._recording = True
         self._handed_in = False
         self.model = ""
         self.label = ""
@@ -177,7 +190,8 @@ class RouterClient:
             sent_s = self._clock.now_s()
             scheduled_s = sent_s - exchange.sent_s + request.scheduled_s
             planned = (request_id, request.stream, scheduled_s, request.prompt_tokens, request.max_tokens)
-            self._recorder.sent(PlannedRequest(*planned), sent_s)
+            if self._recording:
+                self._recorder.sent(PlannedRequest(*planned), sent_s)
             self._open.add(request_id)
             self._send(Submit(request_id, request.prompt_tokens, request.max_tokens))
         try:
@@ -224,6 +238,9 @@ class RouterClient:
             case Begin(t0_s=t0_s):
                 if not self._began.done():
                     self._began.set_result(t0_s)
+            case EndRecord():
+                self._recording = False
+                self._recorder.cut(self._clock.now_s())
             case Stop():
                 self._lost("the cluster has stopped")
                 self._hand_in()

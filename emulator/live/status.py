@@ -6,15 +6,16 @@ from typing import Literal
 
 import msgspec
 
+from emulator.core.listen import Listen
+from emulator.core.record_limits import RecordLimits
 from emulator.core.run_spec import RunSpec
 
 
-class HttpService(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Where a client's process serves HTTP, port 0 for any free one, and the key that its clients must show, if any."""
+class HttpService(Listen, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where a client's process serves HTTP, the key that its clients must show, if any, and how much is recorded."""
 
-    host: str = "127.0.0.1"
-    port: int = 0
     api_key: str = ""
+    record: RecordLimits = RecordLimits()
 
 
 class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -22,6 +23,7 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     A client without `http` sends the run's load; with it, it serves others' requests, and listens before it moves.
     With `netns` it moves there first; with `kernel_shaping` its NIC is shaped at the interface of `kv_address`.
+    A router or node with `metrics` serves its own there.
 
     A router listens on `control_address`, a node takes KV in on `kv_address`; addresses beyond loopback need
     the router's keys, or to be `insecure` on purpose. A node may keep up to `host_memory_bytes` of received KV, and is
@@ -45,13 +47,15 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     expected_kv_bytes: int = 0
     join_timeout_s: float = 20.0
     http: HttpService | None = None
+    metrics: Listen | None = None
 
 
 class Ready(msgspec.Struct, frozen=True, tag_field="status", tag="ready"):
     """The process is part of the cluster; a router, an endpoint and a node that takes KV in say where
-    they listen."""
+    they listen, and whoever serves metrics their URL."""
 
     endpoint: str = ""
+    metrics: str = ""
 
 
 class Underway(msgspec.Struct, frozen=True, tag_field="status", tag="underway"):
@@ -60,6 +64,13 @@ class Underway(msgspec.Struct, frozen=True, tag_field="status", tag="underway"):
     now_s: float
     sent: int
     ended: int
+
+
+class RecordEnded(msgspec.Struct, frozen=True, tag_field="status", tag="record_ended"):
+    """An endpoint has recorded `requests` and records no more, since there was more than `limit`; it serves on."""
+
+    requests: int
+    limit: str
 
 
 class Done(msgspec.Struct, frozen=True, tag_field="status", tag="done"):
@@ -73,4 +84,4 @@ class Failed(msgspec.Struct, frozen=True, tag_field="status", tag="failed"):
     message: str
 
 
-Status = Ready | Underway | Done | Failed
+Status = Ready | Underway | RecordEnded | Done | Failed

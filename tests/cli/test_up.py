@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from emulator.core.vocabulary import SIZE
 from emulator.lab import unprivileged
+from emulator.lab.serve import targets_file
 from tests.in_process import Pdemu
 from tests.live.lab import SMALL
 
@@ -23,6 +24,11 @@ from tests.live.lab import SMALL
         (["--http", "example:80"], ["--http example:80", "ADDRESS:PORT"]),
         (["--api-key", ""], ["--api-key", "printable"]),
         (["--api-key", "a\nb"], ["--api-key", "printable"]),
+        (["--metrics", "9100"], ["--metrics 9100", "ADDRESS:PORT"]),
+        (["--metrics", "0.0.0.0:9100", "--api-key", "k"], ["--metrics 0.0.0.0:9100", "--insecure"]),
+        (["--metrics", "127.0.0.1:65534"], ["--metrics 127.0.0.1:65534", "no 2 ports"]),
+        (["--metrics-targets", "x.json"], ["--metrics-targets x.json", "give --metrics too"]),
+        (["--metrics", "127.0.0.1:0", "--metrics-targets", "/no/x.json"], ["--metrics-targets /no/x.json", "/no"]),
         (["--deployment", "nonsense"], ["no deployment 'nonsense'", "colocated, 1P1D"]),
         (["--deployment", "1P1D", "--kv-bandwidth", "1Gbps,2Gbps"], ["one --kv-bandwidth"]),
     ],
@@ -58,3 +64,12 @@ def test_a_tokenizer_folder_has_its_files_and_the_models_context(pdemu: Pdemu, t
 def test_a_tokenizer_folder_that_cannot_be_made_is_refused(pdemu: Pdemu, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     pdemu("tokenizer", tmp_path / "file").check_refusal(["DIR", "give a folder that can"])
+
+
+def test_prometheus_reads_where_metrics_are_from_a_file() -> None:
+    """The form of `file_sd_configs`: a list of targets with labels."""
+    found = targets_file({"router": "http://127.0.0.1:9100/metrics", "decode-0": "http://[::1]:9101/metrics"})
+    assert msgspec.json.decode(found) == [
+        {"targets": ["127.0.0.1:9100"], "labels": {"process": "router"}},
+        {"targets": ["[::1]:9101"], "labels": {"process": "decode-0"}},
+    ]

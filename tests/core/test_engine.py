@@ -464,8 +464,8 @@ def test_a_node_whose_router_is_silent_for_a_lease_gives_everything_up_and_says_
     engine.handle(Reserve("waiting", 250, 5), 0.2)
     assert len(replies(engine.tick(10.2))) == 1
     effects = engine.tick(10.3)
-    rejected = [m.request_id for m in replies(effects) if isinstance(m, Rejected)]
-    assert sorted(rejected) == ["computing", "expected", "held", "waiting"]
+    rejected = {m.request_id: m.cause for m in replies(effects) if isinstance(m, Rejected)}
+    assert rejected == dict.fromkeys(["computing", "expected", "held", "waiting"], "unavailable")
     assert "prefill-0 gave it up: the router was silent for 10 s" in str(effects)
     assert CancelTransmit(7) in effects
     assert CloseTicket(1) in effects

@@ -236,7 +236,7 @@ def test_prefilling_first_a_request_fails_when_no_decode_node_is_left_then() -> 
     router.lost("decode-0")
     assert router.handle("prefill-0", PrefillDone("a", RequestTimes()), 0.5) == [
         Send("prefill-0", Abort("a")),
-        Send("client", Finished("a", "error", "no decode node is left", "prefill-0", None)),
+        Send("client", Finished("a", "error", "no decode node is left", "prefill-0", None, cause="unavailable")),
     ]
     router.check_integrity()
 
@@ -261,7 +261,7 @@ def test_a_refused_request_ends_at_once_with_the_reason_and_leaves_no_trace_at_t
     assert sends == [
         Send("decode-0", Abort("a")),
         Send("prefill-0", Abort("a")),
-        Send("client", Finished("a", "error", "too long", "prefill-0", "decode-0")),
+        Send("client", Finished("a", "error", "too long", "prefill-0", "decode-0", cause="impossible")),
     ]
     assert router.handle("prefill-0", Rejected("a", "too long"), 0.1) == []
     router.check_integrity()
@@ -289,7 +289,10 @@ def test_a_request_past_its_deadline_fails() -> None:
     assert router.tick(60.0) == []
     assert router.tick(60.1) == [
         Send("colocated-0", Abort("a")),
-        Send("client", Finished("a", "error", "not finished within 60 s", "colocated-0", "colocated-0")),
+        Send(
+            "client",
+            Finished("a", "error", "not finished within 60 s", "colocated-0", "colocated-0", cause="timeout"),
+        ),
     ]
     router.check_integrity()
 
@@ -301,14 +304,15 @@ def test_an_id_in_use_is_refused_and_the_first_request_goes_on() -> None:
     router = known_router(colocated=1)
     submit(router, "a")
     assert router.handle("other", Submit("a", 5, 5), 0.1) == [
-        Send("other", Finished("a", "error", "this request id is in use"))
+        Send("other", Finished("a", "error", "this request id is in use", cause="impossible"))
     ]
     assert router.handle("colocated-0", _tokens("a"), 0.2) == [Send("client", Tokens((TokenCount("a", 1),)))]
 
 
 def test_an_id_that_could_be_another_requests_second_attempt_is_refused() -> None:
     router = known_router(colocated=1)
-    assert submit(router, "a~1") == [Send("client", Finished("a~1", "error", "a request id must not contain ~"))]
+    refused = Finished("a~1", "error", "a request id must not contain ~", cause="impossible")
+    assert submit(router, "a~1") == [Send("client", refused)]
 
 
 def test_an_id_may_be_used_again_only_when_nodes_have_stopped_talking_about_the_first() -> None:
@@ -316,7 +320,8 @@ def test_an_id_may_be_used_again_only_when_nodes_have_stopped_talking_about_the_
     submit(router, "a")
     router.handle("client", Abort("a"), 0.1)
     (refused,) = submit(router, "a")
-    assert refused == Send("client", Finished("a", "error", "this request id was in use until just now"))
+    why = "this request id was in use until just now"
+    assert refused == Send("client", Finished("a", "error", why, cause="impossible"))
     for now_s in (5.0, 10.0, 15.0):
         router.handle("colocated-0", Heartbeat(1, 0, 0), now_s)
         router.tick(now_s)
@@ -372,7 +377,8 @@ def test_a_request_that_has_streamed_tokens_fails_with_its_node() -> None:
     router.handle("decode-0", KvReceived("a", RequestTimes()), 0.2)
     (finished,) = router.lost("decode-0")
     assert finished == Send(
-        "client", Finished("a", "error", "node decode-0 was lost after 1 tokens", "prefill-0", "decode-0")
+        "client",
+        Finished("a", "error", "node decode-0 was lost after 1 tokens", "prefill-0", "decode-0", cause="unavailable"),
     )
 
 
@@ -393,6 +399,7 @@ def test_a_request_fails_after_three_attempts() -> None:
     (finished,) = router.lost("colocated-2")
     assert isinstance(finished.message, Finished)
     assert finished.message.detail == "node colocated-2 was lost, and 3 attempts failed"
+    assert finished.message.cause == "unavailable"
 
 
 @pytest.mark.parametrize(("lost", "left"), [("prefill-0", "prefill"), ("decode-0", "decode")])
@@ -403,6 +410,7 @@ def test_without_a_node_of_a_role_requests_fail_at_once(lost: str, left: str) ->
     assert [send.message for send in aborts] == [Abort("a")]
     assert isinstance(finished.message, Finished)
     assert finished.message.detail == f"no {left} node is left"
+    assert finished.message.cause == "unavailable"
     (again,) = submit(router, "b")
     assert isinstance(again.message, Finished)
 

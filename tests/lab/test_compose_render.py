@@ -51,6 +51,7 @@ def test_every_node_is_a_service_that_shapes_its_own_link() -> None:
         assert "kv:" not in services[name]
     assert all('PDEMU_ROUTER: "tcp://router:5555"' in services[name] for name in (*nodes, "client"))
     assert [name for name in services if "PDEMU_ROUTER_SECRET_KEY" in services[name]] == ["router"]
+    assert all('PDEMU_METRICS: "${PDEMU_METRICS:-}"' in services[name] for name in ("router", *nodes))
     assert [name for name in services if "/x:/lab/results" in services[name]] == ["client"]
 
 

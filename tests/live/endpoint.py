@@ -24,6 +24,7 @@ class Up(NamedTuple):
     port: int
     process: subprocess.Popen[bytes]
     out: Path
+    log: Path
 
     @property
     def run_folder(self) -> Path:
@@ -37,11 +38,11 @@ class Up(NamedTuple):
 
 
 @contextmanager
-def up(folder: Path, *options: str, deployment: str = "1P1D") -> Iterator[Up]:
-    """`pdemu up` of the small lab; whatever happens, nothing of it is left."""
+def up(folder: Path, *options: str, deployment: str = "1P1D", topology: Path = SMALL) -> Iterator[Up]:
+    """`pdemu up` of the small lab, or a variant of it; whatever happens, nothing of it is left."""
     log = folder / "stderr"
     out = folder / "out"
-    command = [*PDEMU, "up", str(SMALL), "--deployment", deployment, "--http", "127.0.0.1:0", "--out", str(out)]
+    command = [*PDEMU, "up", str(topology), "--deployment", deployment, "--http", "127.0.0.1:0", "--out", str(out)]
     with log.open("wb") as stderr:
         process = subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL, stderr=stderr)
     children: list[psutil.Process] = []
@@ -51,7 +52,7 @@ def up(folder: Path, *options: str, deployment: str = "1P1D") -> Iterator[Up]:
         found = pattern.search(log.read_text())
         assert found is not None, log.read_text()
         children = children_of(process.pid)
-        yield Up(int(found[1]), process, out)
+        yield Up(int(found[1]), process, out, log)
     finally:
         if process.poll() is None:
             process.kill()

@@ -165,6 +165,7 @@ def test_release_frees_what_is_stored(lab: Lab) -> None:
         receiver.release(TICKET)
         assert receiver.stats().retained_bytes == 0
     assert receiver.stats().peak_retained_bytes == 5 * MIB
+    assert receiver.stats().broken_off == 0, "it was complete"
 
 
 def test_storage_is_bounded_and_the_transfer_completes(lab: Lab) -> None:
@@ -182,7 +183,7 @@ def test_frames_without_a_ticket_are_dropped(lab: Lab) -> None:
     receiver.release(1)
     sender.send(receiver.endpoint, 1, 1000)
     until(lambda: receiver.stats().no_ticket == 1)
-    assert receiver.stats().retained_bytes == receiver.stats().bytes == 0
+    assert receiver.stats().retained_bytes == receiver.stats().bytes == receiver.stats().broken_off == 0
     receiver.open(2, 1000)
     sender.send(receiver.endpoint, 2, 1000)
     assert lab.wait_for()[0].ticket == 2
@@ -314,6 +315,7 @@ def test_a_release_while_frames_are_delayed(lab: Lab) -> None:
     sender.send(receiver.endpoint, 1, 1000)
     until(lambda: receiver.stats().bytes == 1000)
     receiver.release(1)
+    assert receiver.stats().broken_off == 1
     receiver.open(1, 500)
     receiver.open(2, 10)
     sender.send(receiver.endpoint, 2, 10)

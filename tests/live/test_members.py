@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import urllib.request
 from pathlib import Path
 
 import msgspec
@@ -66,6 +67,36 @@ def test_members_started_one_by_one_make_the_run_of_a_launcher(tmp_path: Path, k
             member.communicate(timeout=20)
 
 
+def test_members_serve_metrics_where_they_are_told_to(tmp_path: Path) -> None:
+    endpoint = f"127.0.0.1:{_free_port()}"
+    joining = ("--router", endpoint)
+    members = [
+        _start({"PDEMU_METRICS": "127.0.0.1:0"}, "router", "--listen", endpoint),
+        _start({"PDEMU_METRICS": "127.0.0.1:0"}, "node", "--name", "decode-0", "--kv-address", "localhost", *joining),
+        _start({}, "node", "--name", "prefill-0", "--kv-address", "localhost", *joining),
+    ]
+    try:
+        told = [member.stderr.readline().strip() for member in members if member.stderr is not None]
+        assert told[2] == "prefill-0: ready"
+        pages = []
+        for line, name in zip(told, ("router", "decode-0"), strict=False):
+            assert line.startswith(f"{name}: ready; metrics at http://127.0.0.1:")
+            with urllib.request.urlopen(line.rpartition(" ")[2], timeout=20) as answer:
+                pages.append(answer.read().decode())
+        assert "vllm:time_to_first_token_seconds_count" in pages[0]
+        assert 'vllm:kv_cache_usage_perc{engine="decode-0",model_name="tiny",role="decode"} 0.0' in pages[1]
+        members.append(_start({}, "client", "--json", "--out", str(tmp_path / "o"), *joining))
+        printed, said = members[-1].communicate(timeout=60)
+        assert members[-1].returncode == 0, said
+        assert msgspec.json.decode(printed)["runs"][0]["completed"] == 15
+        for member in members:
+            assert member.wait(timeout=20) == 0
+    finally:
+        for member in members:
+            member.kill()
+            member.communicate(timeout=20)
+
+
 @pytest.mark.skipif(not Path("/proc/self/ns/time").exists(), reason="needs time namespaces")
 def test_members_on_hosts_whose_clocks_differ_make_the_same_run(tmp_path: Path) -> None:
     """Each node's monotonic clock is some hours off, as that of another machine would be."""
@@ -108,3 +139,13 @@ def test_a_router_beyond_loopback_needs_keys() -> None:
     _, said = process.communicate(timeout=30)
     assert process.returncode == 2
     assert "--insecure" in said
+
+
+@pytest.mark.parametrize(("address", "part"), [("0.0.0.0:9100", "--insecure"), ("9100", "ADDRESS:PORT")])
+def test_metrics_go_beyond_loopback_on_purpose_alone(address: str, part: str) -> None:
+    process = _start({}, "router", "--metrics", address)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 2
+    (line,) = said.strip().splitlines()
+    assert f"--metrics {address}" in line
+    assert part in line
