@@ -81,7 +81,9 @@ def assert_nothing_is_held(simulation: Simulation, *, lost: Collection[str] = ()
         if name in lost:
             continue
         engine = node.engine
-        assert engine.pool.used_blocks == 0, f"{name} still holds blocks"
+        assert not engine.pool.owners(), f"{name} still holds blocks"
+        assert engine.pool.used_blocks == engine.pool.retired_blocks, f"{name} has lost blocks"
+        assert engine.idle or engine.device.running is not None, f"{name} is idle and does not know it"
         assert not len(engine.outgoing), f"{name} still holds KV to send"
         assert not engine.incoming.request_ids(), f"{name} still waits for KV"
         assert not [*engine.scheduler.running, *engine.scheduler.waiting, *engine.scheduler.arrived]

@@ -12,9 +12,10 @@ from emulator.core.messages import Message
 from emulator.core.run_spec import NodeSpec
 
 
-def engine_of(node: NodeSpec, *, merge_steps: bool = False) -> Engine:
+def engine_of(node: NodeSpec, *, merge_steps: bool = False, name_blocks: bool = False) -> Engine:
     """Its tickets are 1, 2, 3, …, its KV comes in `here`."""
-    return Engine(node, new_ticket=partial(next, itertools.count(1)), kv_endpoint="here", merge_steps=merge_steps)
+    new_ticket = partial(next, itertools.count(1))
+    return Engine(node, new_ticket=new_ticket, kv_endpoint="here", merge_steps=merge_steps, name_blocks=name_blocks)
 
 
 def replies(effects: Iterable[Effect]) -> list[Message]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from emulator.core.cost import CostModel, StepShape
 from emulator.core.running import Running
 from emulator.core.scheduler import Scheduler
-from emulator.core.sequence import Step, StepResult
+from emulator.core.sequence import Sequence, Step, StepResult
 from emulator.core.token_runs import TokenRuns
 
 MOST_MERGED_STEPS = 64
@@ -47,6 +47,14 @@ class DeviceSteps:
         if self._merge and running.step.decodes:
             self._token_runs.add(running.tell(len(running.planned_s)))
         return running, result
+
+    def computes(self, sequence: Sequence) -> bool:
+        """Whether a sequence is in what the device runs now."""
+        running = self.running
+        if running is None:
+            return False
+        step = running.step
+        return sequence in step.decodes or any(sequence is chunked for chunked, _ in step.chunks)
 
     def settle(self, now_s: float, *, inclusive: bool) -> None:
         """Of merged steps, count those that have ended before `now_s`, or (`inclusive`) at it."""

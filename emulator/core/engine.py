@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from emulator.core.device_steps import DeviceSteps
 from emulator.core.effects import CloseTicket, Effect, RecordStep, Reply, RunStep
 from emulator.core.incoming import Incoming
-from emulator.core.kv_pool import KvPool
+from emulator.core.kv_pool import KvPool, NamedKvPool
 from emulator.core.life import Life
 from emulator.core.memory_watch import MemoryWatch
 from emulator.core.messages import (
@@ -48,19 +48,32 @@ class Engine:
 
     With `merge_steps` (for simulations) decode steps that are alike run as one: `busy_until_s` is when the last of them
     ends, `step_done` is called once for all, `device.settle` before any other input, and their tokens are a `TokenRun`.
+    With `name_blocks` (for devices that hold KV) effects say in which blocks KV lies. None is another request's before
+    the effect that ends its present use, nor before the end of the step that computes with it.
     """
 
     def __init__(
-        self, node: NodeSpec, *, new_ticket: Callable[[], int], kv_endpoint: str = "", merge_steps: bool = False
+        self,
+        node: NodeSpec,
+        *,
+        new_ticket: Callable[[], int],
+        kv_endpoint: str = "",
+        merge_steps: bool = False,
+        name_blocks: bool = False,
     ) -> None:
         self.node = node
-        self.pool = KvPool(node.kv_blocks, node.block_size)
+        self.pool = (NamedKvPool if name_blocks else KvPool)(node.kv_blocks, node.block_size)
         limits = SchedulerConfig(
             node.policy, node.max_num_batched_tokens, node.max_num_seqs, max_held_blocks=node.max_held_blocks
         )
         self.scheduler = Scheduler(limits, self.pool)
         self.outgoing = Outgoing(
-            node.overlap, node.kv_bytes_per_token, node.layers, node.layer_groups, node.layer_min_tokens
+            node.overlap,
+            node.kv_bytes_per_token,
+            node.layers,
+            node.layer_groups,
+            node.layer_min_tokens,
+            blocks_of=self.pool.blocks,
         )
         self.incoming = Incoming(
             self.pool,
@@ -74,6 +87,7 @@ class Engine:
         self._lives: dict[str, Life] = {}
         self._first_due: set[Sequence] = set()  # received, and without a token so far
         self._merge_steps = merge_steps
+        self._name_blocks = name_blocks
         self._token_runs = TokenRuns()
         self.device = DeviceSteps(self.scheduler, node.cost, self._token_runs, merge=merge_steps)
         self._heard_s = 0.0
@@ -125,6 +139,7 @@ class Engine:
         running, result = self.device.finish()
         due_s = running.end_s + slipped_s
         effects: list[Effect] = [RecordStep(running.record(self.node.name, self.pool.used_blocks, end_s))]
+        self._free_retired()
         for sequence, _ in running.step.chunks:
             if sequence.hand_over and not sequence.ended:
                 effects += self.outgoing.computed(sequence.request_id, sequence.computed, due_s)
@@ -152,6 +167,7 @@ class Engine:
         running = self.device.cut()
         if running is not None:
             effects.append(RecordStep(running.record(self.node.name, self.pool.used_blocks, running.end_s)))
+            self._free_retired()
         return [*effects, *self._token_runs.tell_all(), *self._memory.tell()]
 
     def kv_arrived(self, ticket: int, nbytes: int, start_s: float, end_s: float, now_s: float) -> list[Effect]:
@@ -199,7 +215,7 @@ class Engine:
         waits = isinstance(message, Prefill) and message.await_ticket
         self._lives[message.request_id] = Life(sequence, queued_s=now_s, awaits_ticket=waits)
         if hand_over:
-            self.outgoing.expect(message.request_id, message.prompt_tokens)
+            sequence.leaves_in_parts = self.outgoing.expect(message.request_id, message.prompt_tokens)
         if not waits:
             self.device.close_ranks()
             self.scheduler.add(sequence)
@@ -269,9 +285,16 @@ class Engine:
         if life is not None:
             self.device.note_settled()
             effects += self._token_runs.tell(life.sequence)
-            self.scheduler.remove(life.sequence, Status.FINISHED_ABORTED)
+            in_step = self.device.computes(life.sequence)
+            self.scheduler.remove(life.sequence, Status.FINISHED_ABORTED, in_step=in_step)
             self._first_due.discard(life.sequence)
         return effects
+
+    def _free_retired(self) -> None:
+        """The step is over in which requests were dropped: from now on nobody works on their blocks."""
+        if self.pool.retired_blocks:
+            self.pool.free_retired()
+            self._memory.due = True
 
     def _advance(self, now_s: float) -> list[Effect]:
         """Keep the device busy; memory that running and preempted sequences do not need goes to KV yet to come."""
@@ -321,7 +344,8 @@ class Engine:
         progress = self.outgoing.progress
         if progress and not any(sequence.hand_over for sequence, _ in step.chunks):
             progress = ()
-        return RunStep(now_s, planned_s, shape, progress)
+        writes = step.writes(self.node.kv_bytes_per_token, self.pool.blocks) if self._name_blocks else ()
+        return RunStep(now_s, planned_s, shape, progress, writes)
 
     def _note_first(self, sequences: Iterable[Sequence], end_s: float) -> None:
         """The step that ends at `end_s` brings the first token of those of these that have none."""
@@ -339,3 +363,5 @@ class Engine:
         assert self.pool.owners() <= known, "blocks held for a request that has left"
         here = {life.sequence for life in self._lives.values()}
         assert self._first_due <= here, "a first token is due of a request that has left"
+        idle = self.device.running is None
+        assert not (idle and self.pool.retired_blocks), "blocks are kept for a step that does not run"

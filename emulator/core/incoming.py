@@ -75,7 +75,8 @@ class Incoming:
             self._by_ticket[ticket] = Reservation(message, ticket)
             self._ticket_of[message.request_id] = ticket
             nbytes = message.prompt_tokens * self._bytes_per_token
-            effects.append(OpenTicket(message.request_id, ticket, nbytes, message.source))
+            blocks = self._pool.blocks(message.request_id)
+            effects.append(OpenTicket(message.request_id, ticket, nbytes, message.source, blocks))
             effects.append(Reply(Reserved(message.request_id, ticket, self._endpoint)))
             self.reads.granted(message.request_id)
         return effects

@@ -1,19 +1,23 @@
 """KV memory of one node in blocks of `block_size` tokens, each block owned by at most one request.
 
 A request's blocks are *held*; those set aside for KV that is still to arrive are held and counted as *reserved*
-until they are claimed. Growing, reserving and freeing either happen entirely or not at all. Blocks are alike, so they
-are counted, not named.
+until they are claimed. Growing, reserving and freeing either happen entirely or not at all. What an owner leaves while
+the device still works on it is *retired*: nobody's, and not free either. Blocks are alike, so they are counted; only
+where a device holds KV have they names as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from emulator.core.block_table import BlockTable
+
 
 class KvPool:
     """`num_blocks` blocks of `block_size` tokens; owners are request ids.
 
-    Nobody holds `free_blocks` of them, `reserved_blocks` are held for KV that has not arrived yet.
+    Nobody holds `free_blocks` of them, `reserved_blocks` are held for KV that has not arrived yet, `retired_blocks` are
+    nobody's any more and wait for `free_retired`.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -23,10 +27,11 @@ class KvPool:
         self._held: dict[str, int] = {}
         self._reserved: set[str] = set()
         self.reserved_blocks = 0
+        self.retired_blocks = 0
 
     @property
     def used_blocks(self) -> int:
-        """Blocks held, reservations included."""
+        """Blocks held, those that are reserved or retired included."""
         return self.num_blocks - self.free_blocks
 
     def blocks_for(self, tokens: int) -> int:
@@ -49,6 +54,10 @@ class KvPool:
     def room_for(self, holdings: Iterable[tuple[str, int]]) -> bool:
         """Whether each of these owners could hold so many tokens, all at the same time."""
         return sum([self.missing(owner, tokens) for owner, tokens in holdings]) <= self.free_blocks
+
+    def blocks(self, _owner: str, /) -> tuple[int, ...]:
+        """The blocks of an owner in the order of its tokens, where blocks have names; else none."""
+        return ()
 
     def grow(self, owner: str, tokens: int) -> bool:
         """Let `owner` hold at least `tokens` tokens; False, and nothing changed, when too few blocks are free."""
@@ -87,14 +96,68 @@ class KvPool:
         self.free_blocks += blocks
         return blocks
 
+    def retire(self, owner: str) -> None:
+        """`owner` is gone, but its blocks, whose KV has arrived, are in use until `free_retired`."""
+        assert owner not in self._reserved, f"{owner} has no KV that could be in use"
+        self.retired_blocks += self._held.pop(owner, 0)
+
+    def free_retired(self) -> None:
+        """What was retired is no longer in use."""
+        self.free_blocks += self.retired_blocks
+        self.retired_blocks = 0
+
     def owners(self) -> frozenset[str]:
         """Everyone who holds blocks."""
         return frozenset(self._held)
 
     def check_integrity(self) -> None:
-        """Every block is free or held, none twice, and reservations are held."""
+        """Every block is free, retired or held, none twice, and reservations are held."""
         assert self.free_blocks >= 0, "more KV blocks are held than there are"
+        assert self.retired_blocks >= 0, "fewer than no KV blocks are retired"
         assert all(blocks >= 0 for blocks in self._held.values()), "an owner holds fewer than no blocks"
-        assert sum(self._held.values()) + self.free_blocks == self.num_blocks, "a KV block is lost or held twice"
+        here = sum(self._held.values()) + self.retired_blocks
+        assert here + self.free_blocks == self.num_blocks, "a KV block is lost or held twice"
         assert self._reserved <= self._held.keys(), "a reservation without blocks"
         assert self.reserved_blocks == sum(self._held[o] for o in self._reserved), "reserved blocks are miscounted"
+
+
+class NamedKvPool(KvPool):
+    """A pool whose blocks have names, for a device that holds KV; simulations need none and do without their cost."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        super().__init__(num_blocks, block_size)
+        self._table = BlockTable(num_blocks)
+
+    def blocks(self, owner: str, /) -> tuple[int, ...]:
+        """The blocks of an owner in the order of its tokens."""
+        return self._table.blocks(owner)
+
+    def grow(self, owner: str, tokens: int) -> bool:
+        """As `KvPool.grow`."""
+        held = self.held_blocks(owner)
+        if not super().grow(owner, tokens):
+            return False
+        self._table.take(owner, self.held_blocks(owner) - held)
+        return True
+
+    def free(self, owner: str) -> int:
+        """As `KvPool.free`."""
+        self._table.free(owner)
+        return super().free(owner)
+
+    def retire(self, owner: str) -> None:
+        """As `KvPool.retire`."""
+        self._table.retire(owner)
+        super().retire(owner)
+
+    def free_retired(self) -> None:
+        """As `KvPool.free_retired`."""
+        self._table.free_retired()
+        super().free_retired()
+
+    def check_integrity(self) -> None:
+        """As `KvPool.check_integrity`; and there are as many names as blocks."""
+        super().check_integrity()
+        self._table.check_integrity()
+        counts = {owner: count for owner, count in self._table.counts().items() if count}
+        assert counts == {owner: count for owner, count in self._held.items() if count}, "a KV block without its name"

@@ -7,6 +7,7 @@ request is aborted or the node gives up on its router. `overlap = none` hands a 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from emulator.core.deployments import Overlap
@@ -32,11 +33,18 @@ class Outgoing:
     """Held KV by request. `bytes_per_token` is the KV size of the model, of all its layers.
 
     At each of the shares `progress` of a step one more of the `layer_groups` is computed; the last one is at its end.
-    Prompts of fewer than `least_tokens` leave as a whole.
+    Prompts of fewer than `least_tokens` leave as a whole. `blocks_of` a request has its KV, where blocks have names.
     """
 
     def __init__(
-        self, overlap: Overlap, bytes_per_token: int, layers: int = 1, layer_groups: int = 1, least_tokens: int = 0
+        self,
+        overlap: Overlap,
+        bytes_per_token: int,
+        layers: int = 1,
+        layer_groups: int = 1,
+        least_tokens: int = 0,
+        *,
+        blocks_of: Callable[[str], tuple[int, ...]] = lambda _: (),
     ) -> None:
         self._leaves_in_parts = overlap != "none"
         self._least_tokens = least_tokens
@@ -45,14 +53,16 @@ class Outgoing:
         self._boundaries = tuple(group * layers // layer_groups for group in range(1, layer_groups))
         self.progress = tuple(boundary / layers for boundary in self._boundaries)
         self._held: dict[str, Held] = {}
+        self._blocks_of = blocks_of
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def expect(self, request_id: str, prompt_tokens: int) -> None:
-        """A prompt whose KV is to be handed over has been queued here."""
+    def expect(self, request_id: str, prompt_tokens: int) -> bool:
+        """A prompt whose KV is to be handed over has been queued here; whether it may leave before it is whole."""
         in_parts = self._leaves_in_parts and prompt_tokens >= self._least_tokens
         self._held[request_id] = Held(request_id, prompt_tokens * self._bytes_per_token, in_parts)
+        return in_parts
 
     def computed(self, request_id: str, tokens: int, now_s: float) -> list[Effect]:
         """`tokens` prompt tokens (in total) have their KV now."""
@@ -98,8 +108,8 @@ class Outgoing:
         whole, nbytes = held.computed_bytes == held.total_bytes, held.computed_bytes - held.sent_bytes
         if held.ticket is None or nbytes <= 0 or not (whole or held.in_parts):
             return []
-        at, total = held.sent_bytes, held.total_bytes
-        effect = Transmit(held.request_id, held.ticket, held.endpoint, held.destination, at, nbytes, total)
+        at, total, blocks = held.sent_bytes, held.total_bytes, self._blocks_of(held.request_id)
+        effect = Transmit(held.request_id, held.ticket, held.endpoint, held.destination, at, nbytes, total, blocks)
         held.sent_bytes = held.computed_bytes
         if whole:
             held.ready_s = now_s

@@ -4,7 +4,8 @@ Two policies. `chunked` (as vLLM V1): one token budget a step; running requests 
 token for each that decodes and a chunk for each whose prompt is not finished; then waiting ones while budget, seats
 and memory last. `prefill_first` (as early vLLM): a step with prefills computes whole prompts and runs no decodes,
 which is the interference of the textbook. When memory runs out the request admitted last loses its blocks and goes
-back to the head of the queue, to be recomputed, or is given up; in such a step nobody is admitted.
+back to the head of the queue, to be recomputed, or is given up; in such a step nobody is admitted. A prompt whose KV
+leaves in parts has memory for all of it from its first step on, and keeps it: what is on its way is not taken.
 """
 
 from __future__ import annotations
@@ -63,13 +64,19 @@ class Scheduler:
         sequence.status = Status.WAITING
         self.arrived.append(sequence)
 
-    def remove(self, sequence: Sequence, status: Status) -> None:
-        """Take a sequence out, wherever it is, and free its blocks; a step in flight will not count it."""
+    def remove(self, sequence: Sequence, status: Status, *, in_step: bool = False) -> None:
+        """Take a sequence out, wherever it is, and free its blocks; a step in flight will not count it.
+
+        Where it is `in_step`, in the one that runs, its blocks are only retired: the step still works on them.
+        """
         if not (sequence.hand_over and self.held.end(sequence.request_id)):
             self._take_out(sequence)
         sequence.status, sequence.ended = status, True
         sequence.held_tokens = 0
-        self.pool.free(sequence.request_id)
+        if in_step:
+            self.pool.retire(sequence.request_id)
+        else:
+            self.pool.free(sequence.request_id)
 
     def detach(self, sequence: Sequence) -> None:
         """Take a computed prompt out of all queues but leave it its blocks: its KV is held until it is fetched."""
@@ -230,9 +237,8 @@ class Scheduler:
             count = 1 if sequence.prefilled else min(sequence.known - sequence.computed, budget)
             if not self._hold(sequence, sequence.computed + count):
                 preempted = True
-                if self._preempt_last() is not sequence:
-                    continue
-                break
+                self._preempt_last()
+                continue
             budget -= count
             index += 1
             if sequence.prefilled:
@@ -275,7 +281,9 @@ class Scheduler:
             count = min(sequence.known - sequence.computed, budget)
             if self.pool.missing(sequence.request_id, sequence.known) > self.pool.free_blocks:
                 return
-            self.pool.grow(sequence.request_id, sequence.computed + count)
+            self.pool.grow(
+                sequence.request_id, sequence.known if sequence.leaves_in_parts else sequence.computed + count
+            )
             self._admit(queue.popleft())
             chunks.append((sequence, count))
             budget -= count
@@ -303,7 +311,9 @@ class Scheduler:
         self.running.append(sequence)
 
     def _preempt_last(self) -> Sequence:
-        victim = self.running.pop()
+        """There is one: who asks for memory, failing others, since prompts that keep theirs never ask."""
+        last = next(n for n in reversed(range(len(self.running))) if not self.running[n].leaves_in_parts)
+        victim = self.running.pop(last)
         self._preempt(victim)
         return victim
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
 import msgspec
 
 from emulator.core.cost import Chunk, StepShape
+from emulator.core.effects import KvWrite
 from emulator.core.records import StepKind
 
 
@@ -27,7 +29,8 @@ class Sequence:
     """A request as one node computes it. `computed` tokens have their KV here; `generated` counts output tokens.
 
     Its blocks hold at least `held_tokens`, so that the pool is asked only for more. `ended`: it has left the node, or
-    been given up: what `gives_up` does not stay to be computed again when it is preempted.
+    been given up: what `gives_up` does not stay to be computed again when it is preempted. `leaves_in_parts`: its KV is
+    sent to another node before it is whole.
     """
 
     request_id: str
@@ -35,6 +38,7 @@ class Sequence:
     max_tokens: int
     hand_over: bool = False
     gives_up: bool = False
+    leaves_in_parts: bool = False
     status: Status = Status.WAITING
     computed: int = 0
     generated: int = 0
@@ -73,6 +77,13 @@ class Step(msgspec.Struct, frozen=True):
             chunks=tuple([Chunk(tokens, sequence.computed) for sequence, tokens in self.chunks]),
             decode_batch=len(self.decodes),
             decode_context_sum=sum([sequence.computed for sequence in self.decodes]) + len(self.decodes),
+        )
+
+    def writes(self, bytes_per_token: int, blocks_of: Callable[[str], tuple[int, ...]]) -> tuple[KvWrite, ...]:
+        """The KV of its chunks, each into the blocks of its request."""
+        return tuple(
+            KvWrite(s.request_id, s.computed * bytes_per_token, tokens * bytes_per_token, blocks_of(s.request_id))
+            for s, tokens in self.chunks
         )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from emulator.core.kv_pool import KvPool
+from emulator.core.kv_pool import KvPool, NamedKvPool
 
-OWNERS = ("a", "b", "c", "d")
-CALLS = st.tuples(st.sampled_from(["grow", "reserve", "claim", "free"]), st.sampled_from(OWNERS), st.integers(0, 90))
+OWNERS = st.sampled_from("abcd")
+TOKENS = st.integers(0, 90)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,7 @@ def test_freeing_an_unclaimed_reservation_ends_it() -> None:
     assert pool.reserve("a", 128), "the same owner may reserve again"
 
 
-@pytest.mark.parametrize("damage", ["lost", "held twice", "below none", "reserved without blocks"])
+@pytest.mark.parametrize("damage", ["lost", "held twice", "below none", "reserved without blocks", "retired and free"])
 def test_damage_is_noticed(damage: str) -> None:
     pool = KvPool(8, 16)
     pool.grow("a", 40)
@@ -72,40 +73,118 @@ def test_damage_is_noticed(damage: str) -> None:
         pool._held["a"] += 1
     elif damage == "below none":
         pool._held["a"], pool._held["b"] = -1, 7
+    elif damage == "retired and free":
+        pool.retired_blocks += 1
     else:
         pool._reserved.add("nobody")
     with pytest.raises(AssertionError, match="block"):
         pool.check_integrity()
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.lists(CALLS, max_size=40), st.integers(1, 12), st.integers(1, 16))
-def test_any_sequence_of_calls_agrees_with_counting(
-    calls: list[tuple[str, str, int]], blocks: int, block_size: int
-) -> None:
-    pool = KvPool(blocks, block_size)
-    held: dict[str, int] = {}
-    reserved: set[str] = set()
-    for call, owner, tokens in calls:
-        need = -(-tokens // block_size)
-        if call == "free":
-            assert pool.free(owner) == held.pop(owner, 0)
-            reserved.discard(owner)
-        elif call == "claim":
-            if owner in reserved:
-                pool.claim(owner)
-                reserved.discard(owner)
-        elif call == "grow":
-            fits = max(need, held.get(owner, 0)) - held.get(owner, 0) <= blocks - sum(held.values())
-            assert pool.grow(owner, tokens) is fits
-            if fits:
-                held[owner] = max(need, held.get(owner, 0))
-        elif owner not in pool.owners():
-            fits = need <= blocks - sum(held.values())
-            assert pool.reserve(owner, tokens) is fits
-            if fits:
-                held[owner] = need
-                reserved.add(owner)
+def test_what_is_retired_is_nobodys_but_not_free_before_its_step_is_over() -> None:
+    pool = KvPool(8, 16)
+    pool.grow("a", 50)
+    pool.retire("a")
+    assert (pool.held_blocks("a"), pool.used_blocks, pool.retired_blocks) == (0, 4, 4)
+    assert not pool.grow("b", 70)
+    assert pool.reserve("a", 64), "the same owner may come again"
+    pool.free_retired()
+    assert (pool.free_blocks, pool.used_blocks, pool.retired_blocks) == (4, 4, 0)
+    pool.check_integrity()
+
+
+def test_reserved_blocks_are_freed_and_not_retired() -> None:
+    pool = KvPool(8, 16)
+    pool.reserve("a", 50)
+    with pytest.raises(AssertionError, match="no KV"):
+        pool.retire("a")
+
+
+def test_blocks_have_names_where_they_are_asked_for() -> None:
+    counted, named = KvPool(8, 16), NamedKvPool(8, 16)
+    for pool in (counted, named):
+        pool.grow("a", 20)
+        pool.reserve("b", 20)
+        pool.grow("a", 33)
+    assert (counted.blocks("a"), counted.blocks("b")) == ((), ())
+    assert (named.blocks("a"), named.blocks("b")) == ((0, 1, 4), (2, 3))
+    named.retire("a")
+    named.grow("c", 16)
+    assert named.blocks("c") == (5,)
+    named.free_retired()
+    named.grow("c", 48)
+    assert named.blocks("c") == (5, 0, 1)
+
+
+def test_a_block_without_its_name_is_noticed() -> None:
+    pool = NamedKvPool(8, 16)
+    pool.grow("a", 40)
+    pool._table.free("a")
+    with pytest.raises(AssertionError, match="without its name"):
         pool.check_integrity()
-        assert pool.used_blocks == sum(held.values())
-        assert pool.reserved_blocks == sum(held[o] for o in reserved)
+
+
+class Pools(RuleBasedStateMachine):
+    """A pool beside plain counts."""
+
+    @initialize(kind=st.sampled_from([KvPool, NamedKvPool]), blocks=st.integers(1, 12), block_size=st.integers(1, 16))
+    def begin(self, kind: type[KvPool], blocks: int, block_size: int) -> None:
+        self.pool = kind(blocks, block_size)
+        self.held: dict[str, int] = {}
+        self.reserved: set[str] = set()
+        self.retired = 0
+
+    def _fits(self, owner: str, tokens: int) -> tuple[bool, int]:
+        """Whether an owner may hold so many tokens, and the blocks that it has then."""
+        held = self.held.get(owner, 0)
+        need = max(-(-tokens // self.pool.block_size), held)
+        return need - held <= self.pool.num_blocks - self.retired - sum(self.held.values()), need
+
+    @rule(owner=OWNERS, tokens=TOKENS)
+    def grow(self, owner: str, tokens: int) -> None:
+        fits, need = self._fits(owner, tokens)
+        assert self.pool.grow(owner, tokens) is fits
+        if fits:
+            self.held[owner] = need
+
+    @rule(owner=OWNERS, tokens=TOKENS)
+    def reserve(self, owner: str, tokens: int) -> None:
+        if owner in self.pool.owners():
+            return
+        fits, need = self._fits(owner, tokens)
+        assert self.pool.reserve(owner, tokens) is fits
+        if fits:
+            self.held[owner] = need
+            self.reserved.add(owner)
+
+    @rule(owner=OWNERS)
+    def claim(self, owner: str) -> None:
+        if owner in self.reserved:
+            self.pool.claim(owner)
+            self.reserved.remove(owner)
+
+    @rule(owner=OWNERS)
+    def free(self, owner: str) -> None:
+        assert self.pool.free(owner) == self.held.pop(owner, 0)
+        self.reserved.discard(owner)
+
+    @rule(owner=OWNERS)
+    def retire(self, owner: str) -> None:
+        if owner not in self.reserved:
+            self.pool.retire(owner)
+            self.retired += self.held.pop(owner, 0)
+
+    @rule()
+    def free_retired(self) -> None:
+        self.pool.free_retired()
+        self.retired = 0
+
+    @invariant()
+    def agree(self) -> None:
+        self.pool.check_integrity()
+        assert self.pool.used_blocks == self.retired + sum(self.held.values())
+        assert self.pool.reserved_blocks == sum(self.held[owner] for owner in self.reserved)
+
+
+TestPools = Pools.TestCase
+TestPools.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
