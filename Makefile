@@ -1,19 +1,20 @@
 # make demo   set up and run the main job        make test   set up, lint, types and every test
 # make check  the developer's fast loop          make setup  only the virtual environment
+# make nvrtc  add what compiles CUDA kernels in tests, without a GPU (230 MB; part of make test)
 # make clean  remove what make made
 
 BIN := .venv/bin
 
-.PHONY: demo test check setup lint types clean
+.PHONY: demo test check setup nvrtc lint types clean
 
 demo: setup
 	$(BIN)/pdemu compare topologies/quickstart.toml $(ARGS)
 
-test: setup lint types
-	$(BIN)/python -m pytest $(ARGS)
+test: setup nvrtc lint types
+	tools/test.sh $(ARGS)
 
 check: setup lint types
-	$(BIN)/python -m pytest -m "not live and not netns and not compose and not gpu and not slow" $(ARGS)
+	$(BIN)/python -m pytest --stage=virtual -m "not slow" --numprocesses=auto --dist=worksteal $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .
@@ -26,6 +27,11 @@ setup: .venv/.ready
 
 .venv/.ready: pyproject.toml requirements.lock tools/setup.sh
 	tools/setup.sh
+
+nvrtc: .venv/.nvrtc
+
+.venv/.nvrtc: .venv/.ready requirements-cuda12.lock tools/setup_nvrtc.sh
+	tools/setup_nvrtc.sh
 
 clean:
 	rm -rf .venv runs build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
+
+SINGLE_THREADED = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
+"""Small products are slower on many threads, which spin for one another; it counts before NumPy is imported."""
 
 
 def main() -> None:
     """Run the command line."""
+    for name in SINGLE_THREADED:
+        os.environ.setdefault(name, "1")
     try:
         from emulator.cli.main import main as run  # noqa: PLC0415 - see above
     except KeyboardInterrupt:

@@ -9,6 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("virtual", deadline=None)  # on top of the default, or of hypothesis's own profile for CI
+settings.load_profile("virtual")
 
 pytest_plugins = ("tests.in_process",)
 
@@ -51,17 +55,53 @@ def _compose_problem() -> str | None:
 
 
 def _gpu_problem() -> str | None:
-    return "no CUDA device is used in these tests yet"
+    """Why no GPU can be used here, or None; asked in another process, since CuPy is slow to load and warns."""
+    code = "from emulator.lab.measured_device import open_device; open_device('cuda', 0).close()"
+    tried = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=120)
+    return f"no GPU: {tried.stderr.strip().splitlines()[-1].split('Error: ', 1)[-1]}" if tried.returncode else None
 
 
-_PROBLEMS = {"live": _live_problem, "netns": _netns_problem, "compose": _compose_problem, "gpu": _gpu_problem}
-_REQUIRED_IN_CI = {"live"} | ({"netns"} if sys.platform == "linux" and os.geteuid() == 0 else set())
+def _nvrtc_problem() -> str | None:
+    """Why CUDA kernels cannot be compiled here, or None."""
+    try:
+        import cupy
+
+        cupy.cuda.nvrtc.getVersion()
+    except (ImportError, RuntimeError) as error:
+        return f"no CuPy with CUDA's run-time compiler: {str(error).strip().splitlines()[0]}; see `make nvrtc`"
+    return None
+
+
+_PROBLEMS = {
+    "live": _live_problem,
+    "netns": _netns_problem,
+    "compose": _compose_problem,
+    "gpu": _gpu_problem,
+    "nvrtc": _nvrtc_problem,
+}
+_REQUIRED_IN_CI = {"live"} | ({"nvrtc"} if sys.platform == "linux" else set())
+if sys.platform == "linux" and os.geteuid() == 0:
+    _REQUIRED_IN_CI |= {"netns"}
 if os.environ.get("PDEMU_TEST_COMPOSE") == "required":  # whoever runs CI has brought up an engine for it
     _REQUIRED_IN_CI |= {"compose"}
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what cannot run here, unless this is CI and it has to."""
+_ALONE = frozenset({"live", "netns", "compose", "gpu"})
+"""The marks of tests that keep real deadlines or need a device, so that neighbours would disturb them."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--stage", choices=("virtual", "live"), help="only tests in virtual time, or only the others")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the other stage's tests out; skip what cannot run here, unless this is CI and it has to."""
+    stage = config.getoption("--stage")
+    if stage is not None:
+        others = [item for item in items if _is_live(item) is not (stage == "live")]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if _is_live(item) is (stage == "live")]
     problems = {
         name: problem() for name, problem in _PROBLEMS.items() if any(item.get_closest_marker(name) for item in items)
     }
@@ -73,3 +113,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if name in required:
                 raise pytest.UsageError(f"CI must be able to run tests marked {name!r}: {problem}")
             item.add_marker(pytest.mark.skip(reason=problem))
+
+
+def _is_live(item: pytest.Item) -> bool:
+    return any(marker.name in _ALONE for marker in item.iter_markers())

@@ -54,7 +54,12 @@ def _short_of_memory(run: RunSpec) -> RunSpec:
     return msgspec.structs.replace(run, nodes=tuple(nodes), deployment=f"{run.deployment}-400-blocks")
 
 
-@pytest.mark.parametrize("run", EVERY, ids=_id)
+def _slow_unless(quick: bool, value: object) -> object:
+    """A parameter, left out of the quick tests unless `quick`."""
+    return value if quick else pytest.param(value, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("run", [_slow_unless(run.topology == "quickstart", run) for run in EVERY], ids=_id)
 def test_both_drivers_make_the_same_batches_and_tokens(run: RunSpec) -> None:
     _check(run)
 
@@ -74,7 +79,10 @@ def _handed_over(run: RunSpec, first_token: FirstToken, admission: Admission) ->
 @pytest.mark.parametrize(
     "run",
     [
-        _handed_over(_runs("quickstart", duration_s=4.0)[-1], first_token, admission)
+        _slow_unless(
+            admission == "decode_reserve_first",
+            _handed_over(_runs("quickstart", duration_s=4.0)[-1], first_token, admission),
+        )
         for first_token, admission in itertools.product(EVERY_FIRST_TOKEN, EVERY_ADMISSION)
     ],
     ids=_id,
@@ -96,7 +104,7 @@ def _given_up(first_token: FirstToken, transfer_mode: TransferMode, preemption: 
 
 @pytest.mark.parametrize("transfer_mode", EVERY_TRANSFER_MODE)
 @pytest.mark.parametrize("preemption", EVERY_PREEMPTION)
-@pytest.mark.parametrize("first_token", EVERY_FIRST_TOKEN)
+@pytest.mark.parametrize("first_token", [_slow_unless(mode == "handoff", mode) for mode in EVERY_FIRST_TOKEN])
 def test_and_whoever_moves_kv_and_computes_again_what_lost_it(
     first_token: FirstToken, preemption: Preemption, transfer_mode: TransferMode
 ) -> None:
@@ -148,7 +156,7 @@ def _over_messages(run: RunSpec, overlap: Overlap, order: TransferOrder, in_flig
 @pytest.mark.parametrize(
     "run",
     [
-        _over_messages(_runs(name, duration_s=4.0)[-1], *how)
+        _slow_unless(name == "2p2d", _over_messages(_runs(name, duration_s=4.0)[-1], *how))
         for name in ("quickstart", "2p2d")
         for how in (("chunk", "fair", 3, 0.002), ("none", "fair", 3, 0.0), ("chunk", "fifo", 2, 0.002))
     ],

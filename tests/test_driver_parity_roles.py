@@ -11,7 +11,7 @@ from emulator.core.deployments import Admission, Conditional, FirstToken, RoleSw
 from emulator.core.roles import Role
 from emulator.core.run_spec import RunSpec
 from tests.drawn import EVERY_ADMISSION
-from tests.test_driver_parity import _check, _id, _runs, _short_of_memory
+from tests.test_driver_parity import _check, _id, _runs, _short_of_memory, _slow_unless
 
 LATER: FirstToken = "recompute"
 SWITCHING = RoleSwitching(max_queued_prompt_tokens=300, max_kv_usage=0.3)
@@ -63,13 +63,17 @@ BOTH: list[RunSpec] = list(
 )
 
 
-@pytest.mark.parametrize("run", CONDITIONAL, ids=_id)
+@pytest.mark.parametrize("run", [_slow_unless(run.router.admission == "dispatch", run) for run in CONDITIONAL], ids=_id)
 def test_prompts_that_stay_at_their_decode_node(run: RunSpec) -> None:
     records = [record for record in _check(run) if record.outcome == "completed"]
     assert {bool(record.kv_bytes) for record in records} == {False, True}
 
 
-@pytest.mark.parametrize("run", BOTH, ids=_id)
+@pytest.mark.parametrize(
+    "run",
+    [_slow_unless(run.router.admission == "dispatch", run) for run in BOTH],
+    ids=_id,
+)
 def test_nodes_that_prefill_and_decode(run: RunSpec) -> None:
     records = [record for record in _check(run) if record.outcome == "completed"]
     assert {bool(record.kv_bytes) for record in records} == {False, True}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -38,9 +41,15 @@ def _module(path: Path) -> str:
     return ".".join(["emulator", *path.relative_to(PACKAGE).with_suffix("").parts]).removesuffix(".__init__")
 
 
+@cache
+def _nodes(path: Path) -> list[ast.AST]:
+    """All of a file's syntax tree."""
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
 def _imports(path: Path) -> Iterator[str]:
     """Every module that a file imports anywhere in it, with full names."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in _nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -69,7 +78,17 @@ def test_the_core_imports_nothing_that_waits_draws_lots_or_touches_the_machine(p
 
 def test_only_the_cuda_device_imports_cupy() -> None:
     users = {_module(path) for path in FILES if any(name.split(".")[0] in ("cupy", "cupyx") for name in _imports(path))}
-    assert users <= {"emulator.live.cuda"}
+    assert users == {"emulator.live.cuda"}
+
+
+def test_importing_all_of_the_package_imports_no_cupy() -> None:
+    modules = [_module(path) for path in FILES]
+    assert "emulator.live.cuda" in modules
+    code = f"import importlib, sys; [importlib.import_module(name) for name in {modules}]; print(*sorted(sys.modules))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    loaded = {name.split(".")[0] for name in ran.stdout.split()}
+    assert "emulator" in loaded
+    assert not loaded & {"cupy", "cupyx", "cupy_backends"}
 
 
 def test_every_part_of_the_package_has_its_rule() -> None:
@@ -79,7 +98,7 @@ def test_every_part_of_the_package_has_its_rule() -> None:
 
 def test_no_module_draws_on_the_global_random_state() -> None:
     for path in FILES:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        calls = [ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        called = [node.func for node in _nodes(path) if isinstance(node, ast.Call)]
+        calls = [ast.unparse(function) for function in called if isinstance(function, ast.Attribute)]
         drawn = [call for call in calls if call.startswith(("random.", "np.random."))]
         assert all(call.startswith(("np.random.default_rng", "np.random.SeedSequence")) for call in drawn), path.name

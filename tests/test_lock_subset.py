@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -36,7 +38,26 @@ def test_entries_stand_as_in_the_lock_file() -> None:
     assert all(entry in lock for entry in re.split(r"^(?=[a-z])", _subset("plotly").stdout, flags=re.MULTILINE))
 
 
+def test_kernels_are_compiled_without_the_large_libraries() -> None:
+    """What tests install, and what an image with CUDA installs, come from one file."""
+    found = _subset("--lock", "requirements-cuda12.lock", "cupy-cuda12x", "nvidia-cuda-nvrtc-cu12").stdout
+    assert _names(found) == {"cupy-cuda12x", "cuda-pathfinder", "numpy", "nvidia-cuda-nvrtc-cu12"}
+
+
+@pytest.mark.parametrize("extra", ["cuda12", "cuda13"])
+def test_what_an_extra_adds_agrees_with_the_rest(extra: str) -> None:
+    """Both files are installed one after the other, so they pin what they share alike."""
+
+    def pins(name: str) -> dict[str, str]:
+        return dict(re.findall(r"^([a-z0-9-]+)==(\S+)", (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE))
+
+    rest, added = pins("requirements.lock"), pins(f"requirements-{extra}.lock")
+    assert {f"cupy-{extra}x"} <= added.keys()
+    assert any(name.startswith("nvidia-cublas") for name in added)
+    assert all(rest[name] == pin for name, pin in added.items() if name in rest)
+
+
 def test_a_package_that_is_not_locked_is_refused() -> None:
     refused = _subset("no-such-package")
     assert refused.returncode == 1
-    assert "no-such-package" in refused.stderr
+    assert "not in requirements.lock: no-such-package" in refused.stderr

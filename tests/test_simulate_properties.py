@@ -232,7 +232,7 @@ def _prefilled_for_the_last_token(simulation: CountedTickets, record: Record) ->
     return 0 if moves or not record.preemptions else record.prompt_tokens + record.max_tokens - 1
 
 
-@_examples(150)
+@_examples(80)
 @given(runs(), ABORTS.filter(bool))
 def test_aborts_at_any_instant_leave_nothing_behind(run: RunSpec, aborts: list[tuple[float, int]]) -> None:
     simulation = Simulation(run, after_event=Simulation.check_integrity)

@@ -252,7 +252,9 @@ def run_live(run: RunSpec) -> RunReport:
         patch.setattr(
             node,
             "KvEnd",
-            lambda _task, spec, _nic, clock, *, arrived, probed, failed: _KvEnd(kv, spec, clock, arrived, probed),
+            lambda _task, spec, _nic, clock, *, arrived, probed, failed, store: _KvEnd(
+                kv, spec, clock, arrived, probed
+            ),
         )
         try:
             return loop.run_until_complete(_live(run))

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from emulator.cli.display import RunDisplay, stdout
 from emulator.cli.goodput_display import SearchDisplay
-from emulator.cli.options import TraceFlags, Traffic, read_topology, taking
+from emulator.cli.options import DeviceFlags, TraceFlags, Traffic, read_topology, taking
 from emulator.cli.trace import tell_traces
 from emulator.core.compare_summary import stated_first_token
 from emulator.core.errors import CapacityError, ConfigError
@@ -26,6 +26,7 @@ from emulator.core.trace_summary import summarize_trace
 from emulator.lab import docker, unprivileged
 from emulator.lab import experiment as lab
 from emulator.lab.catalog_files import load_catalog
+from emulator.lab.devices import check_device
 from emulator.lab.run_folder import results_folder
 from emulator.lab.sites import LauncherName
 from emulator.lab.topology_files import load_traces
@@ -78,9 +79,10 @@ def register(app: typer.Typer) -> None:
     app.command()(goodput)
 
 
-@taking(TraceFlags)
+@taking(TraceFlags, DeviceFlags)
 def goodput(
     replay: TraceFlags,
+    device: DeviceFlags,
     topology: TopologyFile,
     *,
     deployment: Deployments = None,
@@ -99,12 +101,14 @@ def goodput(
     json: Json = False,
 ) -> None:
     """Find the highest rate at which enough requests of TOPOLOGY meet the SLO, by simulation."""
-    traffic = Traffic(kv_bandwidth=kv_bandwidth, rate=rate, duration=duration, replay=replay, seed=seed)
+    traffic = Traffic(kv_bandwidth=kv_bandwidth, rate=rate, duration=duration, replay=replay, seed=seed, device=device)
     options = SearchOptions(seeds=seeds, low=low, high=high, tolerance=parse_share(tolerance))
-    how = _conditions(live, launcher)
+    how = _conditions(live, launcher, device)
     if tightest and (low is not None or high is not None):
         raise ConfigError("--low and --high: --slo-scale has one rate; give it by --rate")
     asked = _Asked.read(topology, traffic, options)
+    if how is not None:
+        check_device(asked.topology.device, how.launcher)
     tell_traces(asked.traces)
     search = _slo_scale if tightest else _goodput
     found, folder = search(asked, candidates(asked.topology, deployment), out)
@@ -132,11 +136,12 @@ def parse_share(text: str) -> float:
     return share
 
 
-def _conditions(live: bool, launcher: LauncherName | None) -> lab.Conditions | None:
+def _conditions(live: bool, launcher: LauncherName | None, device: DeviceFlags) -> lab.Conditions | None:
     """How the points found are run live; None when they are not."""
     if not live:
         if launcher is not None:
             raise ConfigError(f"--launcher {launcher}: the search is simulated; it goes with --live")
+        device.refuse("the search is simulated; it goes with --live")
         return None
     if launcher == "simulate":
         raise ConfigError("--launcher simulate: --live needs a live one: local, netns or compose")

@@ -9,17 +9,20 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import msgspec
 import typer
 from rich.console import Console
+from typer.main import get_command
 
 from emulator import __version__
-from emulator.cli import bench, goodput, member, plan, profile, shape, sweep, trace, up, validate
+from emulator.cli import bench, calibrate, goodput, member, plan, profile, shape, sweep, trace, up, validate
 from emulator.cli.display import RunDisplay, stdout
-from emulator.cli.options import TraceFlags, Traffic, read_topology, taking
+from emulator.cli.options import DeviceFlags, TraceFlags, Traffic, read_topology, taking
 from emulator.cli.trace import tell_traces
 from emulator.core import catalog as catalogs
 from emulator.core.deployments import KV_ELEMENT_BYTES, KvDtype
@@ -27,6 +30,7 @@ from emulator.core.errors import ConfigError, PdemuError
 from emulator.lab import docker, leftovers, unprivileged
 from emulator.lab import experiment as lab
 from emulator.lab.catalog_files import load_catalog
+from emulator.lab.devices import check_device
 from emulator.lab.run_folder import pretty
 from emulator.lab.scale import apply_scale
 from emulator.lab.sites import LauncherName, ShapingName
@@ -81,9 +85,10 @@ VerifyKv = Annotated[bool, typer.Option("--verify-kv", help="Check every KV fram
 
 
 @app.command()
-@taking(TraceFlags)
+@taking(TraceFlags, DeviceFlags)
 def compare(
     replay: TraceFlags,
+    device: DeviceFlags,
     topology: TopologyFile,
     *,
     kv_bandwidth: Bandwidths = None,
@@ -100,15 +105,16 @@ def compare(
     check: Check = False,
 ) -> None:
     """Run every deployment of TOPOLOGY on the same requests; print a table and what follows from it."""
-    traffic = Traffic(kv_bandwidth=kv_bandwidth, rate=rate, duration=duration, replay=replay, seed=seed)
+    traffic = Traffic(kv_bandwidth=kv_bandwidth, rate=rate, duration=duration, replay=replay, seed=seed, device=device)
     how = lab.Conditions(launcher=launcher, shaping=shaping, verify_kv=verify_kv, force=force, check=check)
     _execute(topology, None, traffic, how, scale=scale, out=out, as_json=json)
 
 
 @app.command()
-@taking(TraceFlags)
+@taking(TraceFlags, DeviceFlags)
 def run(
     replay: TraceFlags,
+    device: DeviceFlags,
     topology: TopologyFile,
     *,
     deployment: Annotated[str, typer.Option("--deployment", metavar="NAME", help="The deployment to run.")],
@@ -125,7 +131,7 @@ def run(
     scale: Stretch = None,
 ) -> None:
     """Run one deployment of TOPOLOGY; print its table."""
-    traffic = Traffic(kv_bandwidth=kv_bandwidth, rate=rate, duration=duration, replay=replay, seed=seed)
+    traffic = Traffic(kv_bandwidth=kv_bandwidth, rate=rate, duration=duration, replay=replay, seed=seed, device=device)
     how = lab.Conditions(launcher=launcher, shaping=shaping, verify_kv=verify_kv, force=force)
     _execute(topology, [deployment], traffic, how, scale=scale, out=out, as_json=json)
 
@@ -181,6 +187,7 @@ def gpus(json: Json = False) -> None:
 
 
 bench.register(app)
+calibrate.register(app)
 member.register(app)
 plan.register(app)
 profile.register(app)
@@ -219,7 +226,10 @@ def _execute(
         docker.compose_command()
     if how.launcher == "simulate" and scale is not None:
         raise ConfigError(f"--scale {scale}: a simulation runs in virtual time, which is not stretched; leave it out")
+    if how.launcher == "simulate":
+        traffic.device.refuse("a simulation models its steps; leave it out, or use a live --launcher")
     spec, catalog = read_topology(path, traffic), load_catalog()
+    check_device(spec.device, how.launcher)
     traces = load_traces(spec, catalog)
     scaled = apply_scale(spec, scale, catalog, traces, deployments)
     prepared = lab.prepare(scaled.topology, catalog, traces, how, deployments=deployments, out=out)
@@ -250,13 +260,19 @@ INTERRUPTED = 130
 _UsageError: type[typer.BadParameter] = typer.BadParameter.__bases__[0]
 
 
+@cache
+def _command() -> Callable[..., object]:
+    """Made once a process: it takes longer than many a command."""
+    return get_command(app)
+
+
 def main() -> None:
     """Run the command line; an error that a user can mend is one line and its exit status."""
     for name in ("SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), lambda *_: signal.raise_signal(signal.SIGINT))
     try:
-        code = app(standalone_mode=False)
+        code = _command()(standalone_mode=False)
         if sys.stdout is not None:
             sys.stdout.flush()
     except PdemuError as error:

@@ -19,8 +19,9 @@ import typer
 import uvloop
 
 from emulator.cli.display import RunDisplay, stdout
-from emulator.cli.options import TraceFlags, Traffic, read_topology, taking
+from emulator.cli.options import DeviceFlags, TraceFlags, Traffic, read_topology, taking
 from emulator.cli.trace import tell_traces
+from emulator.core.device_spec import DeviceName
 from emulator.core.errors import ConfigError
 from emulator.core.listen import Listen
 from emulator.core.run_spec import RunSpec
@@ -68,6 +69,8 @@ class Planned:
     shaping: Annotated[ShapingName, _option("--shaping", help="Who keeps the KV rate.")] = "kernel"
     verify_kv: Annotated[bool, _option("--verify-kv", help="Check every KV frame by checksum.")] = False
     force: Annotated[bool, _option("--force", help="Run over links that are not as asked.")] = False
+    device: Annotated[DeviceName | None, _option("--device", help="What computes the steps of all nodes.")] = None
+    allow_shared_gpu: Annotated[bool, _option("--allow-shared-gpu", help="Judge nodes that share a GPU too.")] = False
 
     def read(self) -> Topology:
         """The topology with the options laid over it."""
@@ -80,6 +83,7 @@ class Planned:
             replay=TraceFlags(**{field.name: getattr(self, field.name) for field in dataclasses.fields(TraceFlags)}),
             seed=self.seed,
             model=self.model,
+            device=DeviceFlags(device=self.device, allow_shared_gpu=self.allow_shared_gpu),
         )
         topology = read_topology(self.topology, traffic)
         return apply_scale(topology, None if self.scale is None else str(self.scale), load_catalog(), {}).topology
@@ -205,6 +209,10 @@ def node(
         str | None, _option("--kv-network", metavar="SUBNET", help="The KV network, to find that address by.")
     ] = None,
     metrics: Metrics = None,
+    gpu: Annotated[
+        int | None,
+        _option("--gpu", metavar="N", help="The CUDA device of this node, counted here."),
+    ] = None,
     stay: Stay = False,
 ) -> None:
     """Be one node of a cluster; its link is shaped first, as the run asks."""
@@ -213,7 +221,7 @@ def node(
         run = options.spec()
         names = [known.name for known in run.nodes]
         if name in names:
-            member = options.member(name, run, metrics=metrics)
+            member = options.member(name, members.on_gpu(run, name, gpu), metrics=metrics)
             member.serve(name, router, _kv_address(run, kv_address, kv_network))
         elif stay:
             typer.echo(f"{name}: no part of {run.deployment}, whose nodes are {', '.join(names)}", err=True)

@@ -15,6 +15,7 @@ import msgspec
 import typer
 
 from emulator.core import specs, traffic
+from emulator.core.device_spec import DeviceName, DeviceSpec
 from emulator.core.errors import ConfigError
 from emulator.core.quantities import BitsPerSecond, Seconds, parse_span
 from emulator.core.workload import scale_rate
@@ -140,6 +141,39 @@ _FLAGS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFlags:
+    """Options of the device that computes the steps of live runs; as typed."""
+
+    device: Annotated[
+        DeviceName | None,
+        typer.Option(
+            "--device",
+            help="What computes steps: virtual keeps their modelled time, numpy and cuda compute.",
+        ),
+    ] = None
+    allow_shared_gpu: Annotated[
+        bool,
+        typer.Option("--allow-shared-gpu", help="Judge runs whose nodes share a GPU too, marked SHARED GPU."),
+    ] = False
+
+    def applied(self, device: DeviceSpec) -> DeviceSpec:
+        """A topology's device with these laid over it."""
+        device = device.of_kind(self.device or device.kind)
+        if not self.allow_shared_gpu:
+            return device
+        if device.kind == "virtual":
+            raise ConfigError("--allow-shared-gpu: virtual devices share nothing; leave it out, or add --device cuda")
+        return msgspec.structs.replace(device, allow_shared_gpu=True)
+
+    def refuse(self, why: str) -> None:
+        """Raise ConfigError where nothing is computed and a device is asked for."""
+        if self.device not in (None, "virtual"):
+            raise ConfigError(f"--device {self.device}: {why}")
+        if self.allow_shared_gpu:
+            raise ConfigError(f"--allow-shared-gpu: {why}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
     """Options that change what a topology says; as typed."""
 
@@ -149,6 +183,7 @@ class Traffic:
     replay: TraceFlags
     seed: int | None
     model: str | None = None
+    device: DeviceFlags = DeviceFlags()
 
 
 def read_topology(path: Path, traffic: Traffic) -> specs.Topology:
@@ -163,7 +198,9 @@ def read_topology(path: Path, traffic: Traffic) -> specs.Topology:
             raise ConfigError(f"--seed {traffic.seed}: must be 0 or more")
         changes["seed"] = traffic.seed
     workload = traffic.replay.applied(msgspec.structs.replace(workload, **changes), path)
-    topology = msgspec.structs.replace(topology, model=traffic.model or topology.model, workload=workload)
+    device = traffic.device.applied(topology.device)
+    model = traffic.model or topology.model
+    topology = msgspec.structs.replace(topology, model=model, workload=workload, device=device)
     if traffic.rate is not None:
         if not 0 < traffic.rate < math.inf:
             raise ConfigError(f"--rate {traffic.rate:g}: must be above 0 requests per second, and finite")

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from emulator.cli.display import RunDisplay, stdout
-from emulator.cli.options import TraceFlags, Traffic, read_topology, taking
+from emulator.cli.options import DeviceFlags, TraceFlags, Traffic, read_topology, taking
 from emulator.cli.sweep_display import PointsDisplay
 from emulator.cli.trace import tell_traces
 from emulator.core.break_even import Tried
@@ -22,6 +22,7 @@ from emulator.core.quantities import BitsPerSecond
 from emulator.core.upkeep import COST_BASIS
 from emulator.lab import docker, unprivileged
 from emulator.lab.catalog_files import load_catalog
+from emulator.lab.devices import check_device
 from emulator.lab.experiment import Conditions
 from emulator.lab.run_folder import pretty, results_folder
 from emulator.lab.simulated import SIMULATE
@@ -168,9 +169,10 @@ def _document(planned: Sweep, folder: Path, results: list[PointResult]) -> dict[
     }
 
 
-@taking(TraceFlags)
+@taking(TraceFlags, DeviceFlags)
 def break_even(
     replay: TraceFlags,
+    device: DeviceFlags,
     topology: TopologyFile,
     *,
     deployment: Annotated[
@@ -213,9 +215,11 @@ def break_even(
     json: Json = False,
 ) -> None:
     """Find the bandwidths between which a split turns from hurting to helping, against every baseline."""
-    _check_live(live, launcher, shaping, scale)
-    traffic = Traffic(kv_bandwidth=None, rate=rate, duration=duration, replay=replay, seed=seed)
+    _check_live(live, launcher, shaping, scale, device)
+    traffic = Traffic(kv_bandwidth=None, rate=rate, duration=duration, replay=replay, seed=seed, device=device)
     spec, catalog = read_topology(topology, traffic), load_catalog()
+    if live:
+        check_device(spec.device, launcher)
     traces = load_traces(spec, catalog)
     _check_workers(workers)
     budgets = _listed("--chunk-budgets", chunk_budgets, _tokens)
@@ -254,12 +258,15 @@ def break_even(
         stdout().print(break_even_table.render(found.summary))
 
 
-def _check_live(live: bool, launcher: LauncherName, shaping: ShapingName | None, scale: str | None) -> None:
+def _check_live(
+    live: bool, launcher: LauncherName, shaping: ShapingName | None, scale: str | None, device: DeviceFlags
+) -> None:
     """Refuse what does not go together, and make ready what a launcher needs."""
     if not live:
         for option, value in (("--shaping", shaping), ("--scale", scale)):
             if value is not None:
                 raise ConfigError(f"{option} {value}: is for live runs; add --live, or leave it out")
+        device.refuse("is for live runs; add --live, or leave it out")
         return
     if launcher == SIMULATE:
         raise ConfigError("--live --launcher simulate: a simulation confirms nothing; use local, netns or compose")

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from emulator.cli.display import stdout
-from emulator.cli.options import TraceFlags, Traffic, read_topology
+from emulator.cli.options import DeviceFlags, TraceFlags, Traffic, read_topology, taking
 from emulator.core.deploy import context_tokens
 from emulator.core.errors import ConfigError
 from emulator.core.listen import Listen
@@ -20,6 +20,7 @@ from emulator.core.tokenizer_files import tokenizer_files
 from emulator.lab import serve as serving
 from emulator.lab import unprivileged
 from emulator.lab.catalog_files import load_catalog
+from emulator.lab.devices import check_device
 from emulator.lab.experiment import Conditions
 from emulator.lab.launch import Addresses, Service
 from emulator.lab.run_folder import pretty
@@ -69,7 +70,9 @@ Records = Annotated[
 ]
 
 
+@taking(DeviceFlags)
 def up(
+    device: DeviceFlags,
     topology: Annotated[Path, typer.Argument(metavar="TOPOLOGY", help="Topology file (TOML).")],
     *,
     deployment: Annotated[
@@ -116,9 +119,18 @@ def up(
             "--launcher netns: a user's own namespaces are cut off from this machine's network, so nobody would reach "
             "the endpoint; run as root, or use --launcher local"
         )
-    traffic = Traffic(kv_bandwidth=kv_bandwidth, rate=None, duration=None, replay=TraceFlags(), seed=None, model=model)
+    traffic = Traffic(
+        kv_bandwidth=kv_bandwidth,
+        rate=None,
+        duration=None,
+        replay=TraceFlags(),
+        seed=None,
+        model=model,
+        device=device,
+    )
     catalog = load_catalog()
     spec = apply_scale(read_topology(topology, traffic), None if scale is None else str(scale), catalog, {}).topology
+    check_device(spec.device, launcher)
     how = Conditions(launcher=launcher, shaping=shaping, verify_kv=verify_kv, force=force)
     metrics_listen = _metrics(metrics, metrics_targets, insecure=insecure)
     which = deployment or spec.deployments[0].name

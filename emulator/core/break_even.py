@@ -75,7 +75,7 @@ class TriedBudget(_Part, frozen=True, kw_only=True):
 class LiveCheck(_Part, frozen=True, kw_only=True):
     """A live run at half or twice a bandwidth found, and whether it falls on the side of the simulated one there.
 
-    Null where nothing may be concluded from it, for `reason`.
+    Null where nothing may be concluded from it, for `reason`. `stamps` say which nodes shared a device in it.
     """
 
     kv_bandwidth_bps: float
@@ -84,6 +84,7 @@ class LiveCheck(_Part, frozen=True, kw_only=True):
     deciding_metric: DecidingMetric | None
     as_expected: bool | None
     reason: str | None = None
+    stamps: tuple[str, ...] = ()
 
 
 class PairBreakEven(_Part, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from emulator.core.deployments import FirstToken
+from emulator.core.device_spec import DeviceName
 from emulator.core.run_summary import RunSummary
 from emulator.core.specs import Scale, Slo, VerdictOutcome
 from emulator.core.trace_summary import ReplayedTrace
@@ -128,7 +129,7 @@ class CompareSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """The whole document that `pdemu compare --json` prints; `parity` has live against simulated, where asked for.
 
     `first_token` is that of all runs in which KV is handed over, `mixed` where each says its own, null without any.
-    `traces` has every trace that is replayed, the same in all runs.
+    `traces` has every trace that is replayed, the same in all runs. `device` is the kind of device of every node.
     """
 
     topology: str
@@ -145,6 +146,7 @@ class CompareSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     expectations: tuple[Expected, ...] = ()
     traces: tuple[ReplayedTrace, ...] = ()
     cost_basis: str = COST_BASIS
+    device: DeviceName = "virtual"
 
 
 def stated_first_token(modes: Iterable[FirstToken | None]) -> StatedFirstToken | None:

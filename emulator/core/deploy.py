@@ -78,6 +78,7 @@ def plan_runs(
                     host_memory_bytes=int(topology.host_memory) if topology.host_memory else None,
                     verify_kv=verify_kv,
                     force=force,
+                    device=topology.device.plan(),
                 )
             )
     _check_labels(topology, runs)

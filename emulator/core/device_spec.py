@@ -25,6 +25,30 @@ class DeviceSpec(Spec, frozen=True, kw_only=True):
     gpus: tuple[Annotated[int, msgspec.Meta(ge=0)], ...] = ()
     allow_shared_gpu: bool = False
 
+    def __post_init__(self) -> None:
+        if self.kind == "virtual" and (self.memory is not None or self.allow_shared_gpu):
+            key = "memory" if self.memory is not None else "allow_shared_gpu"
+            raise ValueError(f'{key} is for devices that compute; set kind = "numpy" or "cuda", or leave it out')
+        if self.kind != "cuda" and self.gpus:
+            raise ValueError('gpus are CUDA devices; set kind = "cuda", or leave them out')
+
+    def of_kind(self, kind: DeviceName) -> DeviceSpec:
+        """Another kind of device, with the limits that it has too."""
+        if kind == self.kind:
+            return self
+        if kind == "virtual":
+            return DeviceSpec()
+        return DeviceSpec(kind=kind, memory=self.memory, allow_shared_gpu=self.allow_shared_gpu)
+
+    def plan(self) -> DevicePlan:
+        """What processes are given."""
+        return DevicePlan(
+            kind=self.kind,
+            memory_bytes=None if self.memory is None else int(self.memory),
+            gpus=self.gpus,
+            allow_shared_gpu=self.allow_shared_gpu,
+        )
+
 
 class DevicePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A `DeviceSpec` as processes are given it."""
@@ -38,3 +62,16 @@ class DevicePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     def computes(self) -> bool:
         """Whether steps are real work, and KV lies in named blocks of the device's memory."""
         return self.kind != "virtual"
+
+    def gpu_of(self, number: int) -> int:
+        """The GPU of a run's node of this number where a machine is not asked what it has: one each, unless told."""
+        return self.gpus[number % len(self.gpus)] if self.gpus else number
+
+    def seen_from(self, number: int, nodes: int, gpu: int) -> DevicePlan:
+        """The plan for a node of this number whose GPU is number `gpu` where it is, as in a container of its own.
+
+        The other nodes keep the GPUs that they share with it, and have others than it otherwise.
+        """
+        planned = [self.gpu_of(n) for n in range(nodes)]
+        seen = tuple(gpu if other == planned[number] else gpu + 1 + other for other in planned)
+        return msgspec.structs.replace(self, gpus=seen)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from emulator.core.device_use import DeviceUse
 from emulator.core.link import Part, expected_ends
 from emulator.core.probe import Probe
 from emulator.core.records import Record, StepRecord
@@ -40,7 +41,8 @@ class ObservedTransfer:
 class Observed:
     """What was measured during a run. Lags and delays in model seconds, CPU shares of 1 per core and second.
 
-    `impossible` are the laws of physics that it breaks (`core.physics`).
+    `impossible` are the laws of physics that it breaks (`core.physics`). Steps of nodes that share a device are not
+    held to their planned time, which they cannot keep; that they share it is a reason of its own, unless allowed.
     """
 
     steps: Sequence[StepRecord]
@@ -55,17 +57,20 @@ class Observed:
     clock_uncertainty_s: float = 0.0
     lost_nodes: Sequence[str] = ()
     impossible: Sequence[str] = ()
+    device: DeviceUse = field(default_factory=DeviceUse)
 
 
 def judge(run: RunSpec, observed: Observed) -> Fidelity:
     """Hold every measure against its bound."""
-    lateness_ms = _p99([step.lateness_s * 1e3 for step in observed.steps])
+    contending = observed.device.contending
+    steps = [step for step in observed.steps if step.node not in contending]
+    lateness_ms = _p99([step.lateness_s * 1e3 for step in steps])
     lag_ms = _p99([lag * 1e3 for lag in observed.loop_lag_s])
     delays = [(r.sent_s - r.scheduled_s) * 1e3 for r in observed.records if r.sent_s is not None]
     delay_ms = _p99(delays)
     ratio = link_ratio(run, observed.transfers)
     busy = max(observed.cpu_busy, default=None)
-    step_bound_ms = max(STEP_LATENESS_MS, STEP_LATENESS_SHARE * _median_step_ms(observed.steps))
+    step_bound_ms = max(STEP_LATENESS_MS, STEP_LATENESS_SHARE * _median_step_ms(steps))
     bounded = [
         ("p99 step lateness", lateness_ms, step_bound_ms),
         ("p99 event loop lag", lag_ms, LOOP_LAG_MS),
@@ -79,7 +84,7 @@ def judge(run: RunSpec, observed: Observed) -> Fidelity:
     if ratio is not None and abs(ratio - 1) > LINK_TOLERANCE:
         reasons.append(f"KV links reached {ratio:.1%} of the payload rate asked for")
         cures.append(max(2.0, 1 / ratio))
-    if busy is not None and busy > CPU_BUSY:
+    if busy is not None and busy > CPU_BUSY and observed.device.kind != "numpy":  # which computes on these cores
         reasons.append(f"a core was {busy:.0%} busy for a second")
         cures.append(2.0)
     if observed.unretained_bytes:
@@ -91,6 +96,7 @@ def judge(run: RunSpec, observed: Observed) -> Fidelity:
         reasons.append(f"{observed.dropped_frames} KV frames were dropped")
     if observed.lost_nodes:
         reasons.append(f"the router lost {', '.join(observed.lost_nodes)}")
+    reasons += observed.device.objections()
     reasons += [f"beyond physics: {law}" for law in observed.impossible]
     if observed.qdisc_drops:
         reasons.append(f"the kernel's shaping dropped {observed.qdisc_drops} packets")

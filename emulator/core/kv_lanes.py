@@ -16,6 +16,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -145,8 +146,9 @@ class Lane(Generic[M]):
         assert all(self._waiting.values()), "an empty queue is kept"
         idle = self._waiting.keys() - self._on_the_way.keys()
         assert not idle or len(self._on_the_way) == self._places, "a place is free and a request waits for it"
-        lined_up = [id(message) for _, _, message in self._turns]
-        assert all(lined_up.count(id(self._waiting[request][0])) == 1 for request in idle), "a request has no turn"
+        if idle:
+            lined_up = Counter(id(message) for _, _, message in self._turns)
+            assert all(lined_up[id(self._waiting[request][0])] == 1 for request in idle), "a request has no turn"
 
     def _line_up(self, message: M) -> None:
         heapq.heappush(self._turns, (message.turn, message.serial, message))

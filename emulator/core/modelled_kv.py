@@ -102,11 +102,12 @@ class ModelledKv:
     def check_integrity(self) -> None:
         """The network's invariants; no more has come under a ticket than was expected, and all that is kept has one."""
         self.network.check_integrity()
-        kept: Counter[str] = Counter()
+        kept = dict.fromkeys(self._retained_bytes, 0)
         for ticket in self.tickets.values():
             assert ticket.received <= ticket.nbytes, "more KV than was expected"
-            kept[ticket.node] += ticket.received
-        assert kept == self._retained_bytes, "KV is kept without a ticket"
+            if ticket.received:
+                kept[ticket.node] = kept.get(ticket.node, 0) + ticket.received
+        assert kept == dict(self._retained_bytes), "KV is kept without a ticket"
 
 
 def modelled_network(run: RunSpec) -> FairShareNetwork:

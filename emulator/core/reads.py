@@ -83,7 +83,9 @@ class Reads:
 
     def check_integrity(self) -> None:
         """Reads are counted by source and kept within bounds, none waits without need, and each is of a prompt here."""
-        assert +self._busy == Counter(self._under_way.values()), "reads are miscounted"
+        sources = list(self._under_way.values())
+        assert sum(self._busy.values()) == len(sources), "reads are miscounted"
+        assert all(busy == sources.count(source) for source, busy in self._busy.items()), "reads are miscounted"
         assert all(busy <= self._most for busy in self._busy.values()), "too many reads from one source"
         assert all(self._busy[source] >= self._most for source in self._readable.values()), "a read waits without need"
         assert self._under_way.keys() | self._readable.keys() <= self._prompts.keys(), "a read of nobody's prompt"

@@ -155,9 +155,14 @@ class StepRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, froze
     delta_s: float = 0.0
 
     @property
+    def whole_planned_s(self) -> float:
+        """What all steps of the row were planned to take, seconds."""
+        return self.steps * (self.planned_s + self.delta_s * (self.steps - 1) / 2)
+
+    @property
     def lateness_s(self) -> float:
         """How much later than planned the (last) step ended, seconds."""
-        return self.end_s - self.start_s - self.steps * (self.planned_s + self.delta_s * (self.steps - 1) / 2)
+        return self.end_s - self.start_s - self.whole_planned_s
 
 
 class MemoryRecord(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, frozen=True, gc=False):

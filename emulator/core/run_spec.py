@@ -25,6 +25,7 @@ from emulator.core.deployments import (
 )
 from emulator.core.device_spec import DevicePlan
 from emulator.core.roles import Role, sends_kv, takes_in_kv
+from emulator.core.scaling import Scaling
 from emulator.core.specs import Scale, Slo
 from emulator.core.upkeep import Holdings, Upkeep, known_sum
 from emulator.core.workload import LoadPlan
@@ -213,6 +214,15 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         switching = self.router.role_switching is not None
         prefills = any(sends_kv(role, switching=switching) for role in roles)
         return prefills and any(takes_in_kv(role, switching=switching) for role in roles)
+
+    @property
+    def kv_holders(self) -> tuple[str, ...]:
+        """Nodes that keep KV in real memory: those that take it in, and with devices that compute it all of them."""
+        return tuple(node.name for node in self.nodes) if self.device.computes else self.kv_receivers
+
+    def wire_block_bytes(self, node: NodeSpec) -> int:
+        """Bytes of one KV block of a node as this machine carries it."""
+        return Scaling(self.scale).wire_block_bytes(node.block_size * node.kv_bytes_per_token)
 
     def message_s(self, source: str, destination: str, nbytes: int) -> float:
         """What a message of so many model bytes costs before its first byte is on the wire, model seconds."""

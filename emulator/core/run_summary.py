@@ -15,6 +15,7 @@ import numpy as np
 
 from emulator.core import metrics
 from emulator.core.deployments import FirstToken
+from emulator.core.device_use import DeviceUse
 from emulator.core.kv_memory import KvMemory
 from emulator.core.metrics import Floats, Measurements, Metric
 from emulator.core.records import MemoryRecord, Record, StepRecord
@@ -79,7 +80,8 @@ class KvSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 class Fidelity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How faithful an emulation was, in model time; null where nothing was measured (a simulation, no transfer).
 
-    `link_ratio` is achieved over requested payload rate, `cpu_busy` the busiest core's share of a second, 0 to 1,
+    The lateness of steps is that of nodes that had their device for themselves (see `core.device_use`). `link_ratio` is
+    achieved over requested payload rate, `cpu_busy` the busiest core's share of a second, 0 to 1,
     `suggested_scale_time` the `scale.time` that would cure what failed.
     """
 
@@ -102,7 +104,7 @@ class RunSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     `output_throughput` is output tokens per second of the run.
     Attainments are shares of all requests, null when there were none. `first_token` is null where no KV is handed over.
     `costs` goes by completed requests and by `request_goodput`. `preemptions`: how often a request lost its memory on
-    the node that decodes it.
+    the node that decodes it. `device` is what computed its steps.
     """
 
     deployment: str
@@ -135,6 +137,7 @@ class RunSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     first_token: FirstToken | None = None
     preemptions: int = 0
     kv_memory: KvMemory = KvMemory()
+    device: DeviceUse = DeviceUse()
 
     @property
     def disaggregated(self) -> bool:
@@ -167,6 +170,7 @@ def summarize(
     holdings: Holdings | None = None,
     first_token: FirstToken | None = None,
     kv_memory: KvMemory | None = None,
+    device: DeviceUse | None = None,
 ) -> RunSummary:
     """What the records of one run come to; `duration_s` > 0 is the arrival window, in model seconds.
 
@@ -209,6 +213,7 @@ def summarize(
         first_token=first_token,
         preemptions=sum(record.preemptions for record in records),
         kv_memory=kv_memory or KvMemory(),
+        device=device or DeviceUse(),
     )
 
 

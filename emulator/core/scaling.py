@@ -29,6 +29,14 @@ class Scaling:
         """
         return self._wire_offset(offset + nbytes, total) - self._wire_offset(offset, total)
 
+    def wire_span(self, start: int, stop: int) -> tuple[int, int]:
+        """The bytes on the wire, first and behind the last, that model bytes `start` … `stop` of a transfer touch."""
+        return math.floor(start / self.bytes), math.ceil(stop / self.bytes)
+
+    def wire_block_bytes(self, block_bytes: int) -> int:
+        """Bytes of a KV block for what `block_bytes` of the model are on the wire, however parts are rounded."""
+        return block_bytes if self.bytes == 1 else math.floor(block_bytes / self.bytes) + 1
+
     def _wire_offset(self, offset: int, total: int) -> int:
         return math.ceil(offset / self.bytes) if offset == total else math.floor(offset / self.bytes)
 

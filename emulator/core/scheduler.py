@@ -339,9 +339,10 @@ class Scheduler:
         for sequence in [*self.running, *self.arrived]:
             assert self.pool.missing(sequence.request_id, sequence.computed) == 0, "computed tokens without blocks"
         assert all(sequence.status is Status.RUNNING for sequence in self.running), "running, but not said so"
+        owners = self.pool.owners()
         for sequence in [*self.waiting, *self.held_back]:
             assert sequence.computed == 0
-            assert sequence.request_id not in self.pool.owners(), "a waiting sequence holds blocks"
+            assert sequence.request_id not in owners, "a waiting sequence holds blocks"
         self.held.check_integrity()
         for request_id, blocks in self.held.held().items():
             assert self.pool.held_blocks(request_id) == blocks, "held KV without its blocks"

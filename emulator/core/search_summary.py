@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from emulator.core.compare_summary import StatedFirstToken
+from emulator.core.device_use import DeviceUse
 from emulator.core.run_summary import Fidelity
 from emulator.core.search import Goodput
 from emulator.core.slo_scale import SloScale
@@ -40,7 +41,7 @@ class LivePoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """One point of a search run live: attainment simulated and live, both with the same seed, 0 to 1.
 
     `rate_per_s` is null where the traffic has no rate, `slo_factor` 1 unless the SLO was scaled. `live` is null when
-    the run was not faithful or could not be made, for the reason in `withheld`.
+    the run was not faithful or could not be made, for the reason in `withheld`. `device` is what computed its steps.
     """
 
     deployment: str
@@ -55,6 +56,7 @@ class LivePoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     withheld: str | None
     fidelity: Fidelity | None
     folder: str
+    device: DeviceUse = DeviceUse()
 
 
 class SearchSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

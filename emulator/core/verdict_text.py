@@ -59,6 +59,7 @@ def write_text(
 ) -> str:
     """The verdict at the highest bandwidth, where it turns, and what it costs or gains besides."""
     sentences = [_claim(last, bounds_ms), _turn(outcomes, break_even, reason), *_asides(last), *_caveats(last)]
+    sentences += _stamps(last)
     return " ".join(sentences)
 
 
@@ -180,6 +181,13 @@ def _transfer(comparison: Comparison, difference_ms: float) -> str:
     if not later:
         named.insert(0, f"{_ms(changes['wire'])} transfer")
     return (f", {link} {' and '.join(named)}" if named else "") + (" (the transfer comes after it)" if later else "")
+
+
+def _stamps(comparison: Comparison) -> list[str]:
+    """Which of the two runs had nodes share a device: what follows from them goes for that device, shared."""
+    return [
+        f"{run.deployment}: {stamp}." for run in (comparison.ours, comparison.theirs) for stamp in run.device.stamps()
+    ]
 
 
 def _caveats(comparison: Comparison) -> list[str]:

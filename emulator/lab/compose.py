@@ -3,6 +3,8 @@
     control (internal)   router ── prefill-0 ── decode-0 ── … ── client
     kv (internal)                  prefill-0 ══ decode-0 ══ …            shaped by each node in its own container
 
+Nodes that compute on GPUs are of an image that has CuPy, and each reserves one GPU, which is number 0 to it.
+
 The containers run `pdemu router`, `node` and `client`. For a launched run they are given the finished `RunSpec` in a
 file and tell how they do in status lines on standard output; what the client hands over comes back in a file.
 """
@@ -34,6 +36,9 @@ from emulator.live.status import Failed, Status, Underway
 
 SOURCE = Path(__file__).parents[2]
 IMAGE = f"pd-emulator:{__version__}"
+CUDA_EXTRA = "cuda12"
+"""Which CuPy an image with it has: that of requirements-cuda12.lock."""
+
 CONTROL_PORT = 5555
 LAB = "/lab"
 """Where a container finds what it is given: the topology's folder or the run, and where the client puts results."""
@@ -48,6 +53,8 @@ _SHARED = {
     "PDEMU_INSECURE": "${PDEMU_INSECURE:-1}",  # both networks are internal to the engine's machine
 }
 HEALTH_S = 10
+_NO_GPU = re.compile(r"could not select device driver|nvidia-container-cli|unknown device|CDI device")
+"""What engines say who have no driver for the GPUs asked for, or not these GPUs."""
 
 
 # --- the file -------------------------------------------------------------------------------------------------------
@@ -62,12 +69,15 @@ def render(run: RunSpec, environment: Mapping[str, str], mounts: Sequence[str], 
     router = _service(["router", "--listen", f"0.0.0.0:{CONTROL_PORT}"], environment, mounts, check)
     router["environment"]["PDEMU_ROUTER_SECRET_KEY"] = "${PDEMU_ROUTER_SECRET_KEY:-}"
     services = {ROUTER: router}
-    for node in run.nodes:
-        command = ["node", "--name", node.name]
-        service = _service(command, _to_router(environment), mounts, check) | {"depends_on": [ROUTER]}
+    for number, node in enumerate(run.nodes):
+        service = _service(["node", "--name", node.name], _to_router(environment), mounts, check)
+        service["depends_on"] = [ROUTER]
+        if run.device.kind == "cuda":
+            service |= _image(CUDA_EXTRA) | _reserved(run.device.gpu_of(number))
+            service["command"] += ["--gpu", "0"]
         if run.link is not None:
             alias = f"{node.name}.kv"
-            service["command"] = [*command, "--kv-address", alias]
+            service["command"] += ["--kv-address", alias]
             service["networks"] = {"control": {}, "kv": {"aliases": [alias]}}
             service["cap_add"] = ["NET_ADMIN"]
         services[node.name] = service
@@ -94,11 +104,7 @@ def _healthcheck(scale_time: float) -> dict[str, Any]:
 def _service(
     command: Sequence[str], environment: Mapping[str, str], mounts: Sequence[str], healthcheck: Mapping[str, Any]
 ) -> dict[str, Any]:
-    image: dict[str, Any] = {"image": f"${{PDEMU_IMAGE:-{IMAGE}}}"}
-    if (SOURCE / "Dockerfile").exists():
-        args = {"PYTHON_IMAGE": "${PYTHON_IMAGE:-python:3.11-slim-bookworm}"}
-        image["build"] = {"context": str(SOURCE), "args": args}
-    return image | {
+    return _image() | {
         "command": list(command),
         "environment": {name: literal(value) for name, value in environment.items()} | _SHARED,
         "volumes": [literal(mount) for mount in mounts],
@@ -106,6 +112,22 @@ def _service(
         "security_opt": ["no-new-privileges:true"],
         "healthcheck": healthcheck,
     }
+
+
+def _image(extra: str = "") -> dict[str, Any]:
+    """The image of a service, and how it is built where its source is; with an `extra`, that CuPy is in it."""
+    variable, tag = ("PDEMU_CUDA_IMAGE", f"{IMAGE}-{extra}") if extra else ("PDEMU_IMAGE", IMAGE)
+    image: dict[str, Any] = {"image": f"${{{variable}:-{tag}}}"}
+    if (SOURCE / "Dockerfile").exists():
+        args = {"PYTHON_IMAGE": "${PYTHON_IMAGE:-python:3.11-slim-bookworm}"} | ({"EXTRA": extra} if extra else {})
+        image["build"] = {"context": str(SOURCE), "args": args}
+    return image
+
+
+def _reserved(gpu: int) -> dict[str, Any]:
+    """One GPU of the engine's machine for a service, in the form that compose has had since docker-compose 1.28."""
+    device = {"driver": "nvidia", "device_ids": [str(gpu)], "capabilities": ["gpu"]}
+    return {"deploy": {"resources": {"reservations": {"devices": [device]}}}}
 
 
 def _to_router(environment: Mapping[str, str]) -> dict[str, str]:
@@ -170,7 +192,8 @@ class ComposeLauncher:
         try:
             self._furnish(file)
             if (SOURCE / "Dockerfile").exists():
-                await self._execute([*compose, "build", ROUTER], BUILD_S, ledger)
+                images = [ROUTER, *([self.run.nodes[0].name] if self.run.device.kind == "cuda" else [])]
+                await self._execute([*compose, "build", *images], BUILD_S, ledger)
             ledger.note_compose(project, file)
             up = ["up", "--no-build", "--no-color", "--abort-on-container-exit", "--exit-code-from", CLIENT]
             await self._execute([*compose, *up], UP_S + ready_limit_s(self.run) + finish_limit_s(self.run), ledger)
@@ -229,6 +252,11 @@ class ComposeLauncher:
             await _end(process)
         if self.failure is not None:
             raise self.failure
+        if code != 0 and _NO_GPU.search(last):
+            raise ConfigError(
+                f"device cuda: the container engine cannot give the nodes their GPUs ({last}); install the NVIDIA "
+                "Container Toolkit, name GPUs that are there in [device] gpus, or use --device virtual"
+            )
         if code != 0:
             raise RunError(
                 f"`{' '.join(command[:2])} … {command[-1]}` ended with status {code}: {last}; see {self._log}"
@@ -248,12 +276,17 @@ class ComposeLauncher:
                 log.flush()
                 name, status = parse_line(line.decode(errors="replace"))
                 if status is None and (said := line.decode(errors="replace").strip()):
-                    last = said if "pdemu: " in said or "pdemu: " not in last else last
+                    last = said if _telling(said) or not _telling(last) else last
                 elif isinstance(status, Underway):
                     self.on_progress(status)
                 elif isinstance(status, Failed) and self.failure is None:
                     self.failure = error_told(name, status.error, status.message, f"see {self._log}")
         return last
+
+
+def _telling(line: str) -> bool:
+    """Whether a line says why the containers ended, which those after it do not."""
+    return "pdemu: " in line or _NO_GPU.search(line) is not None
 
 
 def parse_line(line: str) -> tuple[str, Status | None]:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,8 @@ import psutil
 from emulator.core import expectation, fidelity, verdict
 from emulator.core.compare_summary import CompareSummary, RunParity, stated_first_token
 from emulator.core.deploy import plan_runs
+from emulator.core.device_spec import DeviceSpec
+from emulator.core.device_use import NodeDevice, device_use
 from emulator.core.errors import CapacityError, ConfigError
 from emulator.core.hardware import Catalog
 from emulator.core.kv_memory import kv_memory
@@ -102,7 +105,7 @@ def prepare(
         raise ConfigError(f"{option}: a simulation has no links to prove and no bytes to check; leave it out")
     shaping = choose_shaping(how.launcher, how.shaping)
     if how.launcher == SIMULATE:
-        topology = msgspec.structs.replace(topology, scale=Scale())
+        topology = msgspec.structs.replace(topology, scale=Scale(), device=DeviceSpec())
     load = plan_load(topology.workload, traces)
     runs = tuple(plan_runs(topology, catalog, load, deployments=deployments, verify_kv=how.verify_kv, force=how.force))
     if deployments is None:
@@ -118,26 +121,40 @@ def prepare(
 
 
 def granted_memory_bytes(run: RunSpec) -> int:
-    """What all nodes that decode may keep together of KV here: as the topology says, else half of the free memory."""
+    """What all nodes that keep KV here may keep together: as the topology says, else half of the free memory."""
     return run.host_memory_bytes or psutil.virtual_memory().available // 2
 
 
 def foresee_kv_bytes(run: RunSpec, granted: int) -> int:
-    """Bytes of KV from elsewhere that a node will hold at most, as a simulation foresees; they are real memory here.
+    """Bytes of KV that a node will hold at most, as a simulation foresees; they are real memory here.
 
-    Refuses before the run what all nodes that decode together would not be `granted` during it.
+    Nodes that compute hold all of theirs, others what came from elsewhere. Refuses before the run what all of them
+    together would not be `granted` during it, or one of them by its device.
     """
-    if run.link is None:
+    holders = len(run.kv_holders)
+    if not holders:
         return 0
-    expected = simulate(run).peak_retained_bytes / run.scale.bytes * RETAINED_MARGIN
-    holders = len(run.kv_receivers)
-    if expected * holders > granted:
-        scale = math.ceil(run.scale.bytes * expected * holders / granted)
+    expected = _kept_bytes(run) * RETAINED_MARGIN
+    limits = {"host_memory": float(granted)} if run.device.kind != "cuda" else {}
+    if run.device.memory_bytes is not None:
+        limits["memory of [device]"] = float(run.device.memory_bytes * holders)
+    limit, least = min(limits.items(), key=itemgetter(1), default=("", math.inf))
+    if expected * holders > least:
+        scale = math.ceil(run.scale.bytes * expected * holders / least)
         raise CapacityError(
             f"{run.topology}, {run.label}: up to {expected * holders / 1e9:.1f} GB of KV would be held on this machine "
-            f"at a time, {granted / 1e9:.1f} GB are granted; set scale.bytes = {scale}, or raise host_memory"
+            f"at a time, {least / 1e9:.1f} GB are granted; set scale.bytes = {scale}, or raise {limit}"
         )
     return int(expected)
+
+
+def _kept_bytes(run: RunSpec) -> float:
+    """The most KV that any node keeps in real memory in a simulation of the run."""
+    simulated = simulate(run)
+    if not run.device.computes:
+        return simulated.peak_retained_bytes / run.scale.bytes
+    memory = kv_memory(run, simulated.records, simulated.steps, simulated.memory)
+    return max(memory.by_role[node.role].peak_used * node.kv_blocks * run.wire_block_bytes(node) for node in run.nodes)
 
 
 def launcher_for(
@@ -145,7 +162,7 @@ def launcher_for(
 ) -> Launcher:
     """What runs one run of an experiment on this machine, as its conditions say."""
     kernel_shaping = experiment.shaping_of(run) == "kernel"
-    holders = len(run.kv_receivers)
+    holders = len(run.kv_holders)
     if experiment.launcher == "compose":
         return ComposeLauncher(
             run=msgspec.structs.replace(run, host_memory_bytes=experiment.host_memory_bytes),
@@ -224,6 +241,7 @@ def summarize_experiment(
         parity=_parity(experiment, results) if experiment.check else (),
         expectations=expectation.check(topology.expectations, runs, judgement.verdicts),
         traces=experiment.traces,
+        device=first.device.kind,
     )
 
 
@@ -251,6 +269,11 @@ def _result(experiment: Experiment, run: RunSpec, live: LiveResult) -> tuple[Run
     lost = live.report.router.lost_nodes
     memory = tuple(sorted((m for node in live.report.nodes for m in node.memory), key=lambda m: m.at_s))
     transfers = [row for node in live.report.nodes for row in node.kv.transfers]
+    device = device_use(
+        run.device,
+        (NodeDevice(node=n.name, device_id=n.device_id, description=n.device) for n in live.report.nodes),
+        steps,
+    )
     observed = fidelity.Observed(
         steps=steps,
         records=records,
@@ -267,6 +290,7 @@ def _result(experiment: Experiment, run: RunSpec, live: LiveResult) -> tuple[Run
         clock_uncertainty_s=max(
             [live.report.clock_uncertainty_s, *(node.clock_uncertainty_s for node in live.report.nodes)]
         ),
+        device=device,
     )
     summary = summarize(
         records,
@@ -282,6 +306,7 @@ def _result(experiment: Experiment, run: RunSpec, live: LiveResult) -> tuple[Run
         holdings=run.holdings,
         first_token=run.first_token,
         kv_memory=kv_memory(run, records, steps, memory),
+        device=device,
     )
     if experiment.shaping_of(run) == "kernel":
         kv = [node.kv for node in live.report.nodes]

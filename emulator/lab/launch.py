@@ -113,7 +113,7 @@ class Child:
 class ProcessLauncher:
     """Runs one `RunSpec` at `site`, its files in `folder`; `on_progress` is told how far the client is.
 
-    Each node that takes KV in may keep `host_memory_bytes` of it and is expected to keep `expected_kv_bytes`. With a
+    Each node that keeps KV may keep `host_memory_bytes` of it and is expected to keep `expected_kv_bytes`. With a
     `service` the client serves others' requests, instead of the run's load.
     """
 

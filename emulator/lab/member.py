@@ -33,6 +33,7 @@ from emulator.core.specs import Topology
 from emulator.core.trace import Trace
 from emulator.core.workload import plan_load
 from emulator.lab.cpu import CpuSampler
+from emulator.lab.devices import check_device
 from emulator.lab.experiment import foresee_kv_bytes, granted_memory_bytes
 from emulator.lab.launch import NO_LOAD, LiveResult, ready_limit_s
 from emulator.lab.sites import CLIENT, ROUTER
@@ -112,6 +113,18 @@ def plan_member(
     return runs[0]
 
 
+def on_gpu(run: RunSpec, name: str, gpu: int | None) -> RunSpec:
+    """The run as a node has it whose CUDA device has this number where it is, whatever the topology says."""
+    if gpu is None:
+        return run
+    if run.device.kind != "cuda":
+        raise ConfigError(f"--gpu {gpu}: the run's device is {run.device.kind}; give all members --device cuda")
+    if gpu < 0:
+        raise ConfigError(f"--gpu {gpu}: must be 0 or more")
+    number = [node.name for node in run.nodes].index(name)
+    return msgspec.structs.replace(run, device=run.device.seen_from(number, len(run.nodes), gpu))
+
+
 def new_secret() -> str:
     """What the members of one run prove themselves by."""
     return secrets.token_hex(16)
@@ -187,8 +200,9 @@ class Member:
 
     def serve(self, name: str, router: str, kv_address: str) -> None:
         """Be a node with an address on the KV network, until the run has ended."""
+        check_device(self.run.device, "members")
         granted = granted_memory_bytes(self.run)
-        holders = self.run.kv_receivers
+        holders = self.run.kv_holders
         task = self._joining(
             name,
             "node",

@@ -110,14 +110,14 @@ def _hire(function: Callable[[Any], Iterable[Any]]) -> tuple[Connection, BasePro
     """A process that works for this one, and the pipe to it."""
     ours, theirs = multiprocessing.Pipe()
     worker = multiprocessing.get_context("spawn").Process(target=_work, args=(theirs, function), daemon=True)
-    with _interrupts_held_back():
+    with interrupts_held_back():
         worker.start()
     theirs.close()
     return ours, worker
 
 
 @contextlib.contextmanager
-def _interrupts_held_back() -> Iterator[None]:
+def interrupts_held_back() -> Iterator[None]:
     """A process started in here inherits that SIGINT is blocked: Ctrl-C is for this process alone to deal with."""
     if not hasattr(signal, "pthread_sigmask"):
         yield

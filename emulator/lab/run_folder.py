@@ -89,6 +89,7 @@ class RunFolder:
             "shaping": shaping,
             "scale": strict.to_builtins(run.scale),
             "first_token": run.first_token,
+            "device": strict.to_builtins(run.device),
             "versions": versions(),
             "host": host(),
             "started_unix_s": time.time(),
@@ -105,6 +106,8 @@ class RunFolder:
         rows = b"".join(encoder.encode(row) + b"\n" for row in transfers)
         (self.path / "transfers.jsonl").write_bytes(rows)
         (self.path / "summary.json").write_bytes(pretty(result.summary))
+        used = result.summary.device
+        self._manifest["device"] |= {"nodes": strict.to_builtins(used.nodes), "shared": strict.to_builtins(used.shared)}
         self._manifest["fidelity"] = strict.to_builtins(result.summary.fidelity)
         self.finish("complete")
 

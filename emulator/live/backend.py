@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from emulator.core.calibration import Direction, Operands
 from emulator.core.effects import KvWrite
 
 
@@ -45,6 +46,24 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Free everything. Idempotent."""
+
+
+class MeasuredBackend(Backend, Protocol):
+    """A backend that `pdemu calibrate` can measure: what it needs beside what steps are made of.
+
+    `driver` names what drives the device, with versions. All is enqueued on the device's stream, as other work is.
+    """
+
+    driver: str
+
+    def product(self, k: int, times: int, *, rows: int, operands: Operands) -> None:
+        """Enqueue `times` products of (rows × k) by (k × mn), `rows` up to mn; what `gemm` does is (mn, low-toggle)."""
+
+    def copy(self, nbytes: int, direction: Direction) -> None:
+        """Enqueue copies of `nbytes` in all, `out` to pinned host memory, back `in`, or `within` device memory.
+
+        They go over buffers of their own, as large as the KV store's pinned ones at least, and begin anew at the end.
+        """
 
 
 class KvStore(Protocol):

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 from emulator.core.effects import KvWrite
 from emulator.core.step_shape import StepShape
 from emulator.live.alarm import Alarm
+from emulator.live.kv_places import WatchedStore
 
 StepDone = Callable[[float, float], None]
 """Told `(woke_s, slipped_s)`: the instant at which a step was over, and by how much its work overran its deadline."""
@@ -42,6 +43,10 @@ class Device(Protocol):
     device_id: str
     description: str
 
+    @property
+    def store(self) -> WatchedStore | None:
+        """KV in the device's memory; a device that does not compute has none."""
+
     def run(self, step: DeviceStep) -> None:
         """Begin a step; the one before is over."""
 
@@ -58,6 +63,7 @@ class VirtualDevice:
 
     device_id = ""
     description = "virtual"
+    store = None
 
     def __init__(
         self,

@@ -11,11 +11,12 @@ from emulator.core.deployments import TransferOrder
 from emulator.core.errors import ConfigError
 from emulator.core.kv_lanes import Lane, Message
 from emulator.live.kv_frames import queued_messages, socket_buffer_bytes
+from emulator.live.kv_places import KvSource
 
 
 @dataclass(slots=True, eq=False)
 class SentPart(Message):
-    """One message of a transfer: `nbytes` from `offset` on, its part `number`; its request is the `ticket`.
+    """One message of a transfer: `nbytes` of `source` from `offset` on, its part `number`; its request is the `ticket`.
 
     `pair_bytes_per_s`: the most that the link to its receiver carries, None where that is not known.
     """
@@ -26,6 +27,7 @@ class SentPart(Message):
     number: int
     pair_bytes_per_s: float | None
     queued_s: float
+    source: KvSource
     sent: int = 0
     cancelled: bool = False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -14,8 +15,10 @@ from emulator.core.errors import ConfigError
 from emulator.core.messages import OpenProbe, ProbeDone, ProbeOpened, SendProbe
 from emulator.core.run_spec import NodeSpec
 from emulator.core.scaling import Scaling
+from emulator.live.backend import KvStore
 from emulator.live.clock import ModelClock
 from emulator.live.kv_frames import Arrival
+from emulator.live.kv_places import KvSink, KvSource, StoredSink, StoredSource
 from emulator.live.kv_receiver import KvReceiver
 from emulator.live.kv_sender import KvSender
 from emulator.live.nic import EmulatedNic
@@ -40,7 +43,7 @@ class KvEnd:
     """Sender, receiver or both, by what the node may do; neither where no KV crosses a network, so without `nic`.
 
     `arrived(ticket, nbytes, start_s, end_s)` is called on the loop with model bytes and model seconds, `probed` when
-    a probe is complete.
+    a probe is complete. KV is taken from the blocks of `store` and put there; without it random bytes stand for KV.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class KvEnd:
         arrived: Callable[[int, int, float, float], None],
         probed: Callable[[ProbeDone], None],
         failed: Callable[[Exception], None],
+        store: KvStore | None = None,
     ) -> None:
         run = task.run
         self._run = run
@@ -65,6 +69,7 @@ class KvEnd:
         self._probe_seen: list[Arrival] = []
         self._probe_bytes = self._probe_sent_bytes = 0
         self._failed = failed
+        self._store = store
         self._loop = asyncio.get_running_loop()
         self._expected: dict[int, OpenTicket] = {}
         self._transfers: list[TransferRow] = []
@@ -93,7 +98,7 @@ class KvEnd:
                 delay_s=nic.hold_s,
                 jitter_s=nic.hold_jitter_s,
                 seed=run.seed,
-                host_memory_bytes=task.host_memory_bytes,
+                host_memory_bytes=task.host_memory_bytes if store is None else sys.maxsize,  # it has a limit itself
                 verify=run.verify_kv,
                 on_complete=self._complete,
                 on_error=self._link_failed,
@@ -133,6 +138,7 @@ class KvEnd:
                 nbytes,
                 message_s=self._scaling.wall_s(self._run.message_s(*pair, effect.nbytes)),
                 pair_bytes_per_s=self._scaling.wall_bytes_per_s(self._run.link.pair_bps(*pair)),
+                source=self._source(effect),
             )
 
     def cancel(self, effect: CancelTransmit) -> None:
@@ -144,7 +150,8 @@ class KvEnd:
         """Let a transfer in."""
         assert self._receiver is not None
         self._expected[effect.ticket] = effect
-        self._receiver.open(effect.ticket, self._scaling.wire_bytes(0, effect.nbytes, effect.nbytes))
+        nbytes = self._scaling.wire_bytes(0, effect.nbytes, effect.nbytes)
+        self._receiver.open(effect.ticket, nbytes, self._sink(effect, nbytes))
 
     def shut(self, effect: CloseTicket) -> None:
         """End a ticket and drop what it brought."""
@@ -228,6 +235,17 @@ class KvEnd:
                 stray_frames=stats.no_ticket,
             )
         return report
+
+    def _source(self, effect: Transmit) -> KvSource | None:
+        if self._store is None or self._nic is None:
+            return None
+        return StoredSource(self._store, effect.blocks, self._nic.frame_bytes, verify=self._run.verify_kv)
+
+    def _sink(self, effect: OpenTicket, nbytes: int) -> KvSink | None:
+        if self._store is None:
+            return None
+        way = f"from {effect.source} to {self._node.name}"
+        return StoredSink(self._store, effect.request_id, effect.blocks, nbytes, way=way, verify=self._run.verify_kv)
 
     # --- from the link's threads ------------------------------------------------------------------------------
 

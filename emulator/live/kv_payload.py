@@ -27,8 +27,8 @@ class Payload:
         self._verify = verify
         self._drawn = 0
 
-    def draw(self, nbytes: int) -> tuple[list[Any], int]:
-        """Random buffers of `nbytes` in all, the next ones in turn, and their checksum (0 without verify)."""
+    def draw(self, _offset: int, nbytes: int) -> tuple[list[Any], int]:
+        """Random buffers of `nbytes` in all, the next ones in turn wherever the transfer is, and their checksum."""
         whole, rest = divmod(nbytes, self._frame_bytes)
         first = self._drawn
         if first + whole >= len(self._pool):

@@ -4,8 +4,8 @@
 
 Frames cut through: one occupies the ingress from the moment it began on the sender's wire, so a lone sender at
 the same rate is not slowed, while two share the rate. Until its slot has ended no further frame is read, and
-ZeroMQ and TCP carry that pressure back to the senders. The received buffers are the KV blocks' storage: nothing
-is copied, and they live until release().
+ZeroMQ and TCP carry that pressure back to the senders. Each ticket says where its bytes go; by default the received
+buffers are the KV blocks' storage: nothing is copied, and they live until release().
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, Literal
 import numpy as np
 import zmq
 
-from emulator.core.errors import ConfigError
+from emulator.core.errors import ConfigError, RunError
 from emulator.core.pacing import MAX_FRAME_BYTES, Nic, frame_bytes_for
 from emulator.live.kv_frames import (
     Arrival,
@@ -37,6 +37,7 @@ from emulator.live.kv_frames import (
     queued_messages,
     socket_buffer_bytes,
 )
+from emulator.live.kv_places import KeptFrames, KvSink
 from emulator.live.timers import pause_until, sharpen_timers
 
 _Drop = Literal["no_ticket", "beyond_reserved", "out_of_sequence", "malformed", "bad_checksum"]
@@ -62,9 +63,9 @@ class _Transfer:
     """A live ticket: how much has come in, and how much of it has been delivered."""
 
     nbytes: int
+    sink: KvSink
     accepted: int = 0
     part: int = -1
-    frames: list[zmq.Frame] = field(default_factory=list)
     retained: int = 0
     delivered: int = 0
     due_s: float = -math.inf
@@ -149,14 +150,17 @@ class KvReceiver:
 
     # --- any thread ---
 
-    def open(self, ticket: int, nbytes: int) -> None:
-        """Let exactly `nbytes` arrive under `ticket`. Raises ValueError if it is open or nbytes is not positive."""
+    def open(self, ticket: int, nbytes: int, sink: KvSink | None = None) -> None:
+        """Let exactly `nbytes` arrive under `ticket`, for `sink`; without it the frames themselves are kept.
+
+        Raises ValueError if the ticket is open or nbytes is not positive.
+        """
         if nbytes <= 0:
             raise ValueError(f"a transfer has at least one byte, not {nbytes}")
         with self._lock:
             if ticket in self._transfers:
                 raise ValueError(f"ticket {ticket} is open already")
-            self._transfers[ticket] = _Transfer(nbytes)
+            self._transfers[ticket] = _Transfer(nbytes, KeptFrames() if sink is None else sink)
 
     def release(self, ticket: int) -> None:
         """End the ticket and drop the bytes stored under it, at whatever stage it is. Idempotent."""
@@ -165,7 +169,7 @@ class KvReceiver:
             if transfer is not None:
                 self._broken_off += transfer.accepted > 0 and transfer.delivered < transfer.nbytes
                 self._retained -= transfer.retained
-                transfer.frames.clear()
+                transfer.sink.drop()
 
     def stats(self) -> KvReceiverStats:
         """Counts up to now."""
@@ -319,7 +323,7 @@ class KvReceiver:
         if self._retained + nbytes > self._host_memory_bytes:
             self._unretained += nbytes
             return
-        transfer.frames += frames
+        transfer.sink.put(header.offset, frames)
         transfer.retained += nbytes
         self._retained += nbytes
         self._peak_retained = max(self._peak_retained, self._retained)
@@ -343,6 +347,15 @@ class KvReceiver:
         return Arrival(header.ticket, transfer.nbytes, parts[0].start_s, now_s, parts)
 
     def _announce(self, arrival: Arrival) -> None:
+        """Tell of a complete transfer, or that its bytes are wrong; those of a ticket that ended meanwhile may be."""
+        try:
+            transfer = self._transfers.get(arrival.ticket)
+            if transfer is not None:
+                transfer.sink.check()
+        except RunError as error:
+            if self._transfers.get(arrival.ticket) is transfer:
+                self._report(error)
+            return
         try:
             self._on_complete(arrival)
         except Exception as error:

@@ -4,8 +4,9 @@
 
 The lane (`core.kv_lanes`) says which parts are on the way, from when on their bytes may go, and whether they go part
 by part or frame by frame in turn. Only a destination whose socket has room gets a slot, so a full one never holds up
-the others, and a card that was blocked begins anew instead of catching up in a burst beyond its rate. Frames are
-references to buffers that were filled once with random bytes, so sending costs no copy and no link can compress them.
+the others, and a card that was blocked begins anew instead of catching up in a burst beyond its rate. Each part says
+where its bytes come from; by default frames are references to buffers that were filled once with random bytes, so that
+sending costs no copy and no link can compress them.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from emulator.core.pacing import MAX_FRAME_BYTES, Nic, frame_bytes_for
 from emulator.live.kv_destination import Destination, SentPart, connected
 from emulator.live.kv_frames import FRAMES_PER_MESSAGE, KvSenderStats, full_speed, pack_header
 from emulator.live.kv_payload import Payload
+from emulator.live.kv_places import KvSource
 from emulator.live.timers import pause_until, sharpen_timers
 
 _JOIN_S = 5.0
@@ -74,7 +76,7 @@ class KvSender:
         self._max_in_flight = max_in_flight
         self._order: TransferOrder = order
         self._on_error = on_error
-        self._draw = Payload(self.frame_bytes, self._message_bytes, verify=verify).draw
+        self._payload = Payload(self.frame_bytes, self._message_bytes, verify=verify)
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._ended = False
@@ -111,12 +113,14 @@ class KvSender:
         *,
         message_s: float = 0.0,
         pair_bytes_per_s: float | None = None,
+        source: KvSource | None = None,
     ) -> None:
         """Queue the next `nbytes` of the transfer `ticket` for a receiver's endpoint: a message that costs `message_s`.
 
-        The parts of one ticket go out in the order of their calls as one sequence of bytes. The next message's cost
-        begins when this one is through: when its last byte has left this card, and no sooner than a link that carries
-        `pair_bytes_per_s` lets it. What queues for a receiver that others keep busy is not seen from here.
+        They are those of `source`, random ones without it. The parts of one ticket go out in the order of their calls
+        as one sequence of bytes. The next message's cost begins when this one is through: when its last byte has left
+        this card, and no sooner than a link that carries `pair_bytes_per_s` lets it. What queues for a receiver that
+        others keep busy is not seen from here.
         Raises ValueError unless nbytes is positive and the cost 0 s or more, ConfigError for an endpoint that is not an
         address and RuntimeError after close().
         """
@@ -129,7 +133,17 @@ class KvSender:
             offset, number = self._positions.get(ticket, (0, 0))
             self._positions[ticket] = (offset + nbytes, number + 1)
             now_s = time.monotonic()
-            part = SentPart(ticket, message_s, ticket, nbytes, offset, number, pair_bytes_per_s, now_s)
+            part = SentPart(
+                ticket,
+                message_s,
+                ticket,
+                nbytes,
+                offset,
+                number,
+                pair_bytes_per_s,
+                now_s,
+                self._payload if source is None else source,
+            )
             self._waiting_bytes += nbytes
             if destination.lane.add(part, now_s):
                 self._flow(destination, now_s)
@@ -308,8 +322,8 @@ class KvSender:
 
     def _push(self, destination: Destination, part: SentPart, nbytes: int, start_s: float, end_s: float) -> None:
         """Hand one message to the socket and count it, or mark the destination as blocked."""
-        bodies, crc = self._draw(nbytes)
         sent = part.sent
+        bodies, crc = part.source.draw(part.offset + sent, nbytes)
         ahead_s = self.clock_offset_s
         header = pack_header(
             part.ticket, part.offset + sent, part.number, start_s + ahead_s, end_s + ahead_s, nbytes, crc

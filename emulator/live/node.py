@@ -26,10 +26,13 @@ from emulator.core.message_codec import decode_to_node
 from emulator.core.messages import Begin, EndRecord, Hello, Message, OpenProbe, ProbeDone, SendProbe, Stop
 from emulator.core.records import MemoryRecord, StepRecord
 from emulator.core.run_spec import NodeSpec
+from emulator.core.scaling import Scaling
+from emulator.core.step_shape import StepShape
 from emulator.live.clock import ModelClock
 from emulator.live.control import PeerSocket
 from emulator.live.cpu_time import CpuTime
-from emulator.live.device import DeviceStep, VirtualDevice
+from emulator.live.device import DeviceStep
+from emulator.live.devices import open_device
 from emulator.live.kv_end import KvEnd
 from emulator.live.loop_lag import LoopLag
 from emulator.live.nic import EmulatedNic
@@ -54,7 +57,10 @@ class NodeProcess:
         self._clock = ModelClock(self._scale_time)
         self._lag = LoopLag(asyncio.get_running_loop())
         self._control = PeerSocket(task.router_endpoint, node.name, task.router_public_key, insecure=task.insecure)
-        self._device = VirtualDevice(asyncio.get_running_loop(), self._step_done, self._step_progress, node.name)
+        self._scaling = Scaling(task.run.scale)
+        self._device = open_device(
+            task, node, step_done=self._step_done, step_progress=self._step_progress, failed=self._fail
+        )
         self._cpu = CpuTime()
         self._steps: list[StepRecord] = []
         self._memory: list[MemoryRecord] = []
@@ -62,9 +68,20 @@ class NodeProcess:
         self._metrics: NodeMetrics | None = None
         self._failure: Exception | None = None
         self._ended = asyncio.Event()
-        self._kv = KvEnd(task, node, nic, self._clock, arrived=self._kv_arrived, probed=self._probed, failed=self._fail)
+        self._kv = KvEnd(
+            task,
+            node,
+            nic,
+            self._clock,
+            arrived=self._kv_arrived,
+            probed=self._probed,
+            failed=self._fail,
+            store=self._device.store,
+        )
         new_ticket = partial(secrets.randbits, 63)
-        self._engine = Engine(node, new_ticket=new_ticket, kv_endpoint=self._kv.endpoint)
+        self._engine = Engine(
+            node, new_ticket=new_ticket, kv_endpoint=self._kv.endpoint, name_blocks=task.run.device.computes
+        )
 
     @property
     def kv_endpoint(self) -> str:
@@ -166,8 +183,7 @@ class NodeProcess:
                 case Reply(message=message):
                     self._tell(message)
                 case RunStep():
-                    wall_s = self._clock.to_wall_s
-                    self._device.run(DeviceStep(wall_s(effect.end_s), [wall_s(at_s) for at_s in effect.progress_s()]))
+                    self._device.run(self._device_step(effect))
                 case RecordStep() | RecordMemory():
                     self._record(effect)
                 case Transmit():
@@ -184,6 +200,20 @@ class NodeProcess:
             self._metrics.told(message)
         if not self._control.send(message):
             self._fail(DeadlineError(f"{self._node.name}: the router does not keep up"))
+
+    def _device_step(self, effect: RunStep) -> DeviceStep:
+        wall_s = self._clock.to_wall_s
+        chunks = effect.shape.chunks if self._device.store is not None else ()
+        prefill_s = self._node.cost.step_s(StepShape(chunks, 0, 0)) if chunks else 0.0
+        return DeviceStep(
+            deadline_s=wall_s(effect.end_s),
+            progress_at_s=[wall_s(at_s) for at_s in effect.progress_s()],
+            shape=effect.shape,
+            start_s=wall_s(effect.start_s),
+            prefill_s=self._scaling.wall_s(prefill_s),
+            progress=effect.progress,
+            writes=effect.writes,
+        )
 
     def _record(self, effect: RecordStep | RecordMemory) -> None:
         if not self._recording:
@@ -202,9 +232,9 @@ class NodeProcess:
         self._kv.end_record()
 
     def _close(self) -> NodeReport:
-        self._device.close()
         self._end_record()
         kv = self._kv.close()
+        self._device.close()  # after the KV network, which uses its memory
         return NodeReport(
             name=self._node.name,
             steps=tuple(self._steps),
@@ -214,4 +244,6 @@ class NodeProcess:
             preemptions=self._engine.scheduler.num_preemptions,
             cpu_s=self._cpu.seconds,
             clock_uncertainty_s=self._clock.offset.uncertainty_s / self._scale_time,
+            device=self._device.description,
+            device_id=self._device.device_id,
         )

@@ -84,7 +84,8 @@ async def live(
     if task.kind == "node":
         spec = next(node for node in task.run.nodes if node.name == task.name)
         if spec.name in task.run.kv_receivers:
-            warm_heap(max(task.expected_kv_bytes, 2 * MAX_BYTES))
+            kept_bytes = 0 if task.run.device.computes else task.expected_kv_bytes  # else it is the device's memory
+            warm_heap(max(kept_bytes, 2 * MAX_BYTES))
         node = NodeProcess(task, spec, nic)
         if metrics is not None:
             node.expose(metrics)

@@ -57,7 +57,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """A node's steps, memory over time, transfers and loop lag (model seconds).
 
     `clock_uncertainty_s`: how far off its clock may be from the router's, model seconds; 0 on the router's host.
-    `cpu_s` are CPU seconds of its process during the run.
+    `cpu_s` are CPU seconds of its process during the run. `device` is what its steps were computed on, in words, and
+    `device_id` the same for all processes that computed on the same piece of hardware.
     """
 
     name: str
@@ -68,6 +69,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     clock_uncertainty_s: float = 0.0
     cpu_s: float = 0.0
     memory: tuple[MemoryRecord, ...] = ()
+    device: str = ""
+    device_id: str = ""
 
 
 class RouterReport(msgspec.Struct, frozen=True, kw_only=True):

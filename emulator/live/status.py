@@ -26,8 +26,8 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     A router or node with `metrics` serves its own there.
 
     A router listens on `control_address`, a node takes KV in on `kv_address`; addresses beyond loopback need
-    the router's keys, or to be `insecure` on purpose. A node may keep up to `host_memory_bytes` of received KV, and is
-    expected to keep about `expected_kv_bytes`.
+    the router's keys, or to be `insecure` on purpose. A node may keep up to `host_memory_bytes` of KV that it received
+    or, on its CPU, computed, and is expected to keep about `expected_kv_bytes`.
     """
 
     kind: Literal["router", "node", "client"]

@@ -104,4 +104,5 @@ def _live_line(check: LiveCheck) -> Text:
         return Text(f"{at}nothing is concluded, because {check.reason} (--scale auto may do)", style="magenta")
     metric = "" if check.deciding_metric is None else f" ({METRIC_NAMES[check.deciding_metric]})"
     agrees = "as simulated" if check.as_expected else f"but simulated it is {check.expected}"
-    return Text(f"{at}{check.outcome}{metric}, {agrees}", style="" if check.as_expected else "yellow")
+    stamps = "".join(f"; {stamp}" for stamp in check.stamps)
+    return Text(f"{at}{check.outcome}{metric}, {agrees}{stamps}", style="" if check.as_expected else "yellow")

@@ -43,16 +43,16 @@ BOUNDED_PANELS: dict[Metric, tuple[int, int]] = {"ttft_ms": (1, 1), "tpot_ms": (
 Style = tuple[str, str]
 
 
-def base_layout(height: int, **options: object) -> go.Layout:
-    """What all figures share: light, quiet, and sized to be read."""
-    return go.Layout(
-        template="plotly_white",
-        height=height,
-        margin={"l": 70, "r": 30, "t": 40, "b": 60},
-        font={"family": "system-ui, sans-serif", "size": 13, "color": "#222"},
-        legend={"orientation": "h", "yanchor": "top", "y": -0.18, "x": 0},
+def base_layout(height: int, **options: object) -> dict[str, object]:
+    """The layout that all figures share: light, quiet, and sized to be read."""
+    return {
+        "template": "plotly_white",
+        "height": height,
+        "margin": {"l": 70, "r": 30, "t": 40, "b": 60},
+        "font": {"family": "system-ui, sans-serif", "size": 13, "color": "#222"},
+        "legend": {"orientation": "h", "yanchor": "top", "y": -0.18, "x": 0},
         **options,
-    )
+    }
 
 
 def run_styles(runs: Sequence[RunSummary]) -> list[Style]:
@@ -125,8 +125,8 @@ def breakdown_chart(runs: Sequence[RunSummary]) -> go.Figure:
 def latency_chart(results: Sequence[RunResult], slo: Slo) -> go.Figure:
     """Cumulative distributions of TTFT, TPOT and ITL over completed requests, the bounds as vertical lines."""
     titles = ("TTFT", "TPOT", "ITL, all gaps between tokens", "ITL p99 within a request")
-    figure = make_subplots(rows=2, cols=2, subplot_titles=titles, vertical_spacing=0.16, horizontal_spacing=0.09)
-    figure.update_layout(base_layout(720))
+    figure = go.Figure(layout=base_layout(720))
+    make_subplots(rows=2, cols=2, subplot_titles=titles, vertical_spacing=0.16, horizontal_spacing=0.09, figure=figure)
     styles = run_styles([result.summary for result in results])
     for result, (colour, dash) in zip(results, styles, strict=True):
         name = escape(run_name(result.summary))

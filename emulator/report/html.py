@@ -18,6 +18,7 @@ from emulator.core.quantities import BitsPerSecond
 from emulator.core.run_summary import Distribution, RunResult, RunSummary
 from emulator.core.upkeep import COST_BASIS
 from emulator.report.charts import attainment_chart, breakdown_chart, latency_chart
+from emulator.report.device_lines import device_lines
 from emulator.report.memory_chart import memory_chart
 from emulator.report.parity_table import parity_html
 from emulator.report.table import (
@@ -100,6 +101,7 @@ def render_html(compare: CompareSummary, results: Sequence[RunResult]) -> str:
             "<h2>Comparison</h2>",
             _table(HEADINGS, map(_cells, compare.runs)),
             *(f'<p class="warning">{escape(warning)}</p>' for run in compare.runs for warning in warnings(run)),
+            *(f'<p class="note">{escape(line)}.</p>' for line in device_lines(compare.runs)),
             *_costs(compare.runs),
             *parity_html(compare.parity),
             *_figures(compare, results),
@@ -118,6 +120,7 @@ def _setting(compare: CompareSummary) -> str:
         f"scale.time {compare.scale.time:g}, scale.bytes {compare.scale.bytes:g}",
         f"first token {_first_token(compare)}",
         f"seed {compare.seed}",
+        *([] if compare.device == "virtual" else [f"device {compare.device}"]),
         "all times are model time",
     )
     return escape("; ".join(parts)) + "."

@@ -22,6 +22,7 @@ from emulator.core.search_summary import Advantage, LivePoint, SearchSummary
 from emulator.core.slo_scale import SloScale
 from emulator.core.upkeep import per_kj
 from emulator.core.verdict_text import METRIC_NAMES
+from emulator.report.device_lines import sharing_lines
 from emulator.report.table import NAME_WIDTH, NOTHING, WIDE, bandwidth_text, figure_text, ms_text, percent_text
 
 SLO_HEADINGS = ("decided\nby", "met at\nSLO as is", "tighter\nthan best")
@@ -56,7 +57,7 @@ def render(found: SearchSummary, *, width: int = WIDE) -> RenderableType:
         parts.append(Padding(Text(f"Per dollar and kJ: {found.cost_basis}."), (0, 1)))
     if found.live:
         parts += ["", Text(LIVE_TITLE, style="bold"), live_table(found.live)]
-        parts += [Padding(Text(line), (0, 1)) for line in withheld_lines(found.live)]
+        parts += [Padding(Text(line), (0, 1)) for line in live_lines(found.live)]
     return Group(*parts)
 
 
@@ -143,12 +144,12 @@ def remarks(rows: Sequence[Row], advantages: Sequence[Advantage | None]) -> list
     return [f"{', '.join(names)}: {sentence}" for sentence, names in owners.items()]
 
 
-def withheld_lines(points: Iterable[LivePoint]) -> list[str]:
-    """Why a live attainment is not shown."""
+def live_lines(points: Iterable[LivePoint]) -> list[str]:
+    """Why a live attainment is not shown, and which nodes shared a device in a run."""
     return [
-        f"{point.deployment} at {rate_text(point.rate_per_s)} req/s: withheld: {point.withheld}"
+        f"{point.deployment} at {rate_text(point.rate_per_s)} req/s: {line}"
         for point in points
-        if point.withheld
+        for line in (*([f"withheld: {point.withheld}"] if point.withheld else []), *sharing_lines(point.device))
     ]
 
 

@@ -20,6 +20,7 @@ from emulator.core.metrics import PARTS, Part
 from emulator.core.quantities import BitsPerSecond
 from emulator.core.run_summary import RunSummary
 from emulator.core.upkeep import COST_BASIS, per_kj
+from emulator.report.device_lines import device_lines, sharing_lines
 
 NOTHING = "-"
 OUTCOME_STYLES = {"helps": "bold green", "hurts": "bold red", "no difference": "bold yellow"}
@@ -63,6 +64,7 @@ def render(compare: CompareSummary, *, judged: bool = True, width: int = WIDE) -
     """What a terminal of `width` columns shows of a comparison, or of runs not `judged`; for a rich Console."""
     parts: list[RenderableType] = [comparison_table(compare.runs, narrow=width < WIDE)]
     parts += [Padding(Text(note, style="yellow"), (0, 1)) for run in compare.runs for note in warnings(run)]
+    parts += [Padding(Text(line), (0, 1)) for line in device_lines(compare.runs)]
     parts += ["", breakdown_table(compare.runs), "", cost_table(compare.runs, narrow=width < WIDE)]
     if judged:
         parts += ["", verdict_lines(compare)]
@@ -214,6 +216,8 @@ def notes(run: RunSummary) -> list[str]:
         found.append(f"{run.failed} failed")
     if not run.fidelity.ok:
         found.append("fidelity")
+    if run.device.stamps():
+        found.append(f"shared {run.device.hardware}")
     if run.kv.local_prefills:
         found.append(f"{100 * run.kv.local_prefills / run.completed:.0f}% local")
     return found
@@ -231,6 +235,7 @@ def warnings(run: RunSummary) -> list[str]:
         reasons = "; ".join(run.fidelity.reasons) or "no reason was recorded"
         cure = run.fidelity.suggested_scale_time
         found.append(f"{name}: fidelity: {reasons}" + (f" (scale.time = {cure:g} would do)" if cure else ""))
+    found += [f"{name}: {line}" for line in sharing_lines(run.device)]
     return found
 
 

@@ -92,6 +92,7 @@ def _check(pair: PairBreakEven, bandwidth_bps: float, found: Found, summary: Com
                         outcome=at.outcome,
                         deciding_metric=at.deciding_metric,
                         as_expected=at.outcome == expected,
+                        stamps=_stamps(pair, bandwidth_bps, summary),
                     )
     reasons = (
         left.reason
@@ -107,3 +108,10 @@ def _check(pair: PairBreakEven, bandwidth_bps: float, found: Found, summary: Com
         as_expected=None,
         reason=next(reasons, "no verdict was reached"),
     )
+
+
+def _stamps(pair: PairBreakEven, bandwidth_bps: float, summary: CompareSummary) -> tuple[str, ...]:
+    """Which nodes shared a device, in the two runs that a check compares."""
+    compared = ((pair.deployment, bandwidth_bps), (pair.baseline, None))
+    runs = [run for run in summary.runs if (run.deployment, run.kv_bandwidth_bps) in compared]
+    return tuple(f"{run.deployment}: {stamp}" for run in runs for stamp in run.device.stamps())

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from emulator.core.device_use import DeviceUse
 from emulator.core.errors import CapacityError
 from emulator.core.hardware import Catalog
 from emulator.core.run_summary import RunSummary
@@ -108,4 +109,5 @@ def _live_point(
         withheld=withheld,
         fidelity=None if summary is None else summary.fidelity,
         folder=str(folder),
+        device=DeviceUse() if summary is None else summary.device,
     )

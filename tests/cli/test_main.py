@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from emulator.lab.catalog_files import load_catalog
-from emulator.lab.experiment import prepare
+from emulator.lab.experiment import Conditions, prepare
 from emulator.lab.topology_files import load_topology
 from tests.in_process import Pdemu
 from tests.live.lab import SMALL, TOPOLOGIES
@@ -136,11 +136,23 @@ def test_the_catalog_is_printed_as_a_table_and_as_json(what: str, pdemu: Pdemu) 
     assert all(entry["source"] for entry in listed)
 
 
-def test_every_shipped_topology_is_valid(tmp_path: Path) -> None:
-    paths = sorted(TOPOLOGIES.rglob("*.toml"))
-    assert len(paths) >= 4
-    for path in paths:
-        assert prepare(load_topology(path), load_catalog(), {}, out=tmp_path / path.stem).runs
+SHIPPED = sorted(TOPOLOGIES.rglob("*.toml"))
+
+
+def test_topologies_are_shipped() -> None:
+    assert len(SHIPPED) >= 4
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: str(path.relative_to(TOPOLOGIES)))
+def test_every_shipped_topology_is_valid(path: Path, tmp_path: Path) -> None:
+    how = Conditions(launcher="simulate")
+    assert prepare(load_topology(path), load_catalog(), {}, how, out=tmp_path / "runs").runs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: str(path.relative_to(TOPOLOGIES)))
+def test_every_shipped_topology_fits_this_machine(path: Path, tmp_path: Path) -> None:
+    assert prepare(load_topology(path), load_catalog(), {}, out=tmp_path / "runs").runs
 
 
 def _fails(pdemu: Pdemu, args: list[str], expected: list[str]) -> None:

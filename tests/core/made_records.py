@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from emulator.core.deployments import FirstToken
+from emulator.core.device_use import DeviceUse
 from emulator.core.records import Outcome, Record, StepRecord
 from emulator.core.run_summary import Fidelity, RunResult, summarize
 from emulator.core.specs import Slo
@@ -68,6 +69,7 @@ def made_run(
     steps: Sequence[StepRecord] = (),
     holdings: Holdings | None = HOLDINGS,
     first_token: FirstToken | None = None,
+    device: DeviceUse | None = None,
 ) -> RunResult:
     """A run of ten seconds of arrivals."""
     summary = summarize(
@@ -81,5 +83,6 @@ def made_run(
         fidelity=fidelity,
         holdings=holdings,
         first_token=first_token,
+        device=device,
     )
     return RunResult(summary, records, steps)

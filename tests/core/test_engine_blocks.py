@@ -12,6 +12,7 @@ from emulator.core.deployments import Policy
 from emulator.core.effects import CancelTransmit, CloseTicket, Effect, KvWrite, OpenTicket, RunStep, Transmit
 from emulator.core.engine import Engine
 from emulator.core.messages import Abort, Generate, Heartbeat, Preempted, Prefill, Release, Reserve, Reserved, SendKv
+from emulator.core.roles import Role
 from tests.builders import KV_BYTES_PER_TOKEN, node_spec
 from tests.engines import engine_of, replies
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from emulator.core.device_use import DeviceUse, SharedDevice
 from emulator.core.fidelity import Observed, ObservedTransfer, judge, link_ratio
 from emulator.core.records import StepRecord
 from emulator.core.run_spec import RunSpec
@@ -27,11 +28,11 @@ def _two_senders() -> RunSpec:
     return run_spec(nodes, load_plan(), payload_bytes_per_s=RATE)
 
 
-def _steps(late_ms: float, *, planned_ms: float = 20.0, n: int = 100) -> list[StepRecord]:
+def _steps(late_ms: float, *, planned_ms: float = 20.0, n: int = 100, node: str = "decode-0") -> list[StepRecord]:
     """Steps of which one in ten is late."""
     return [
         StepRecord(
-            node="decode-0",
+            node=node,
             kind="decode",
             start_s=float(i),
             end_s=i + (planned_ms + (late_ms if i % 10 == 0 else 0.0)) / 1e3,
@@ -169,3 +170,36 @@ def test_scaled_bytes_are_held_against_the_scaled_rate() -> None:
 def test_without_a_kv_network_there_is_no_ratio() -> None:
     run = run_spec([node_spec()], load_plan())
     assert link_ratio(run, [_transfer(1.0)]) is None
+
+
+SHARED = SharedDevice(description="NVIDIA H200", nodes=("prefill-0", "decode-0"), stretch_p50=1.1, stretch_p99=2.0)
+
+
+def test_nodes_that_share_a_gpu_make_a_run_unfaithful_for_that_reason_alone() -> None:
+    use = DeviceUse(kind="cuda", shared=(SHARED,))
+    fidelity = judge(_run(), _observed(device=use, steps=_steps(30.0)))
+    (reason,) = fidelity.reasons
+    assert "prefill-0 and decode-0 compute on one NVIDIA H200" in reason
+    assert "--allow-shared-gpu" in reason
+    assert fidelity.suggested_scale_time is None, "slower clocks do not cure it"
+
+
+def test_sharing_that_is_allowed_holds_the_steps_that_contend_to_no_bound() -> None:
+    use = DeviceUse(kind="cuda", shared=(SHARED,), sharing_allowed=True)
+    fidelity = judge(_run(), _observed(device=use, steps=_steps(30.0)))
+    assert fidelity.ok
+    assert fidelity.step_lateness_ms_p99 is None
+    alone = judge(_run(), _observed(device=use, steps=[*_steps(30.0), *_steps(2.5, node="decode-1")]))
+    assert alone.reasons == ("p99 step lateness 2.50 ms is above 1.00 ms",)
+
+
+def test_steps_of_a_device_that_computes_for_one_node_are_held_to_the_same_bound() -> None:
+    for kind in ("numpy", "cuda"):
+        assert judge(_run(), _observed(device=DeviceUse(kind=kind))).ok
+        assert not judge(_run(), _observed(device=DeviceUse(kind=kind), steps=_steps(2.5))).ok
+
+
+def test_cores_that_are_the_device_may_be_busy() -> None:
+    busy = {"cpu_busy": [1.0]}
+    assert judge(_run(), _observed(device=DeviceUse(kind="numpy"), **busy)).ok
+    assert not judge(_run(), _observed(device=DeviceUse(kind="cuda"), **busy)).ok

@@ -48,3 +48,25 @@ def test_the_parts_of_a_transfer_add_up_to_its_whole(parts: list[int], shrink: f
     assert total / shrink <= whole < total / shrink + 1
     assert scaling.model_bytes(whole, total) == total, "all of a transfer stands for all of its KV, to the byte"
     assert all(0 <= scaling.model_bytes(n, total) <= total for n in itertools.accumulate(wire))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 10_000_000), st.integers(1, 50), st.floats(1.0, 5_000.0), st.data())
+def test_blocks_hold_their_wire_bytes_and_spans_cover_every_part(
+    block_bytes: int, blocks: int, shrink: float, data: st.DataObject
+) -> None:
+    scaling = Scaling(Scale(bytes=shrink))
+    total = data.draw(st.integers(1, blocks * block_bytes))
+    assert scaling.wire_bytes(0, total, total) <= blocks * scaling.wire_block_bytes(block_bytes)
+    stop = data.draw(st.integers(1, total))
+    start = data.draw(st.integers(0, stop - 1))
+    before = scaling.wire_bytes(0, start, total)
+    first, behind = scaling.wire_span(start, stop)
+    assert first <= before
+    assert before + scaling.wire_bytes(start, stop - start, total) <= behind
+
+
+def test_without_scale_blocks_and_spans_are_themselves() -> None:
+    scaling = Scaling(Scale())
+    assert scaling.wire_block_bytes(5_242_880) == 5_242_880
+    assert scaling.wire_span(7, 1_000) == (7, 1_000)

@@ -7,6 +7,7 @@ import pytest
 
 from emulator.core.bootstrap import interval_of_mean
 from emulator.core.compare_summary import BandwidthOutcome, BreakEven, Verdict
+from emulator.core.device_use import DeviceUse, SharedDevice
 from emulator.core.errors import ConfigError
 from emulator.core.records import Record
 from emulator.core.run_summary import Fidelity, RunResult
@@ -259,3 +260,14 @@ def test_the_interval_covers_what_theory_says(count: int) -> None:
     half = 1.96 * values.std() / count**0.5
     assert (low, high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.15 * half)
     assert interval_of_mean(values) == (low, high)
+
+
+def test_a_verdict_from_a_shared_gpu_is_stamped() -> None:
+    shared = SharedDevice(description="NVIDIA H200", nodes=("prefill-0", "decode-0"))
+    use = DeviceUse(kind="cuda", shared=(shared,), sharing_allowed=True)
+    baseline = made_run(traffic(stalled), SLO)
+    verdict = only(judge([baseline, split(traffic(), device=use)], SLO))
+    assert verdict.outcome == "helps"
+    stamp = "SHARED GPU: prefill-0 and decode-0 compute on one NVIDIA H200; their steps stretch each other."
+    assert verdict.text.endswith(f"1p1d: {stamp}")
+    assert "SHARED" not in only(judge([baseline, split(traffic())], SLO)).text

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from emulator.core.deploy import plan_runs
+from emulator.core.device_spec import DeviceSpec
 from emulator.core.errors import ConfigError
 from emulator.core.run_spec import RunSpec
 from emulator.core.workload import plan_load
 from emulator.lab.catalog_files import load_catalog
-from emulator.lab.compose import literal, mount, parse_line, render, render_for_hand, to_yaml
+from emulator.lab.compose import ComposeLauncher, literal, mount, parse_line, render, render_for_hand, to_yaml
+from emulator.lab.leftovers import Ledger, new_run_id
 from emulator.lab.topology_files import load_topology
 from emulator.live.status import Failed, Underway
 from tests.live.lab import SMALL, TOPOLOGIES
 
 
-def _run(path: Path, deployment: str) -> RunSpec:
-    topology = load_topology(path)
+def _run(path: Path, deployment: str, device: DeviceSpec | None = None) -> RunSpec:
+    topology = msgspec.structs.replace(load_topology(path), device=device or DeviceSpec())
     runs = plan_runs(topology, load_catalog(), plan_load(topology.workload, {}), deployments=[deployment])
     return runs[0]
 
@@ -79,6 +83,44 @@ def test_what_is_asked_for_is_in_every_members_environment() -> None:
         assert "/data:/lab/trace:ro" in service
 
 
+def _gpus(services: dict[str, str]) -> dict[str, str]:
+    """Which GPU each service reserves."""
+    reserved = re.compile(
+        r"deploy:\n +resources:\n +reservations:\n +devices: "
+        r'\[\{"driver":"nvidia","device_ids":\["(\d+)"\],"capabilities":\["gpu"\]\}\]\n'
+    )
+    return {name: found[1] for name, text in services.items() if (found := reserved.search(text))}
+
+
+def test_each_node_on_a_gpu_reserves_one_and_has_cupy_in_its_image() -> None:
+    services = _services(render(_run(TOPOLOGIES / "2p2d.toml", "2P2D", DeviceSpec(kind="cuda")), {}, [], "/x:/y"))
+    nodes = ["prefill-0", "prefill-1", "decode-0", "decode-1"]
+    assert _gpus(services) == dict(zip(nodes, "0123", strict=True)), "one GPU for each node, in their order"
+    for name in services:
+        is_node = name in nodes
+        assert ('"--gpu","0"' in services[name]) is is_node, "what a container has reserved is number 0 in it"
+        assert ('EXTRA: "cuda12"' in services[name]) is is_node
+        assert ("PDEMU_CUDA_IMAGE:-pd-emulator" in services[name]) is is_node
+        assert ("PDEMU_IMAGE:-pd-emulator" in services[name]) is not is_node
+
+
+def test_the_topologys_gpus_are_reserved_in_turn() -> None:
+    device = DeviceSpec(kind="cuda", gpus=(3, 1))
+    services = _services(render(_run(TOPOLOGIES / "2p2d.toml", "2P2D", device), {}, [], "/x:/y"))
+    assert _gpus(services) == {"prefill-0": "3", "prefill-1": "1", "decode-0": "3", "decode-1": "1"}
+    one = DeviceSpec(kind="cuda", gpus=(0,), allow_shared_gpu=True)
+    colocated = _services(render(_run(SMALL, "colocated", one), {}, [], "/x:/y"))
+    assert _gpus(colocated) == {"colocated-0": "0", "colocated-1": "0"}
+
+
+@pytest.mark.parametrize("device", [DeviceSpec(), DeviceSpec(kind="numpy")])
+def test_other_devices_reserve_nothing_and_need_no_cupy(device: DeviceSpec) -> None:
+    text = render(_run(SMALL, "1P1D", device), {}, [], "/x:/y")
+    assert "deploy:" not in text
+    assert "--gpu" not in text
+    assert "EXTRA" not in text
+
+
 def test_a_path_that_compose_would_misread_is_refused() -> None:
     with pytest.raises(ConfigError, match="colon"):
         mount(Path("/a:b/c"), "results")
@@ -91,6 +133,30 @@ def test_text_is_taken_literally() -> None:
 def test_yaml_nests_mappings_and_quotes_everything_else() -> None:
     value = {"a": {"b": "x: y # z", "c": [1, "no"]}, "d": {}, "e": True}
     assert to_yaml(value) == 'a:\n  b: "x: y # z"\n  c: [1,"no"]\nd: {}\ne: true\n'
+
+
+NO_GPU = 'Error response from daemon: could not select device driver "nvidia" with capabilities: [[gpu]]'
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(
+    "said", [NO_GPU, "nvidia-container-cli: device error: 7: unknown device: unknown"], ids=["no driver", "no such GPU"]
+)
+async def test_an_engine_that_cannot_give_a_gpu_is_one_line_with_a_way_out(said: str, tmp_path: Path) -> None:
+    run = _run(SMALL, "1P1D", DeviceSpec(kind="cuda"))
+    launcher = ComposeLauncher(run=run, logs=tmp_path, kernel_shaping=False, on_progress=lambda status: None)
+    shown = f"printf '%s\\n' '{said}' 'Encountered errors while bringing up the project.'; exit 1"
+    ledger = Ledger.open(new_run_id("test"))
+    try:
+        with pytest.raises(ConfigError) as refused:
+            await launcher._execute(["sh", "-c", shown], 30.0, ledger)
+    finally:
+        ledger.close()
+    text = str(refused.value)
+    assert text.startswith("device cuda: the container engine cannot give the nodes their GPUs")
+    assert said in text
+    assert "NVIDIA Container Toolkit" in text
+    assert text.endswith("or use --device virtual")
 
 
 @pytest.mark.parametrize("name", ["client_1     ", "client-1  "])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 
+import msgspec
 import pytest
 
+from emulator.core.device_spec import DeviceSpec
 from emulator.core.errors import ConfigError, DeadlineError
 from emulator.lab.catalog_files import load_catalog
 from emulator.lab.experiment import prepare
-from emulator.lab.member import Access, Identity, own_address, parse_address, plan_member, resolve
+from emulator.lab.member import Access, Identity, on_gpu, own_address, parse_address, plan_member, resolve
 from emulator.lab.topology_files import load_topology
 from tests.live.lab import SMALL, TOPOLOGIES
 
@@ -29,6 +31,21 @@ def test_members_make_one_run() -> None:
         plan_member(
             load_topology(TOPOLOGIES / "quickstart.toml"), load_catalog(), {}, "1P1D", verify_kv=False, force=False
         )
+
+
+def test_a_node_may_have_a_gpu_of_its_machines_choice() -> None:
+    cuda = msgspec.structs.replace(load_topology(SMALL), device=DeviceSpec(kind="cuda", gpus=(2, 3)))
+    run = plan_member(cuda, load_catalog(), {}, "1P1D", verify_kv=False, force=False)
+    assert run.device.gpus == (2, 3)
+    assert on_gpu(run, "decode-0", None) is run
+    for number, name in enumerate(("prefill-0", "decode-0")):
+        assert on_gpu(run, name, 0).device.gpus[number] == 0
+        assert on_gpu(run, name, 0).device.gpus[1 - number] != 0
+    with pytest.raises(ConfigError, match="--gpu -1: must be 0 or more"):
+        on_gpu(run, "decode-0", -1)
+    virtual = plan_member(load_topology(SMALL), load_catalog(), {}, "1P1D", verify_kv=False, force=False)
+    with pytest.raises(ConfigError, match="the run's device is virtual; give all members --device cuda"):
+        on_gpu(virtual, "decode-0", 0)
 
 
 def test_beyond_loopback_keys_are_needed_or_insecure_on_purpose() -> None:

@@ -7,10 +7,12 @@ import msgspec
 import numpy as np
 import pytest
 
+from emulator.core.device_use import DeviceUse, NodeDevice, SharedDevice
 from emulator.core.specs import Slo
 from emulator.report.charts import CDF_POINTS, cumulative, latency_chart, run_styles
 from emulator.report.html import PLOTLY_FILE, render_html, write_report
 from emulator.report.timeline import timeline_chart, timeline_window
+from tests.core.made_records import made_record, made_run
 from tests.report.made_compare import SLO, made_compare, made_results
 
 HOSTILE = "<img src=x onerror=alert(1)></script><b>"
@@ -133,3 +135,16 @@ def test_bounds_are_drawn_where_they_are_set() -> None:
     texts = [note.text for note in latency_chart(made_results(), SLO).layout.annotations]
     assert {"SLO 1000 ms", "SLO 40 ms", "SLO 100 ms"} <= set(texts)
     assert not [t for t in (n.text for n in latency_chart([], Slo()).layout.annotations) if t.startswith("SLO")]
+
+
+def test_devices_are_named_escaped_and_their_sharing_is_stamped() -> None:
+    names = ("prefill-0", "decode-0")
+    nodes = tuple(NodeDevice(node=name, device_id="gpu:a", description=HOSTILE) for name in names)
+    shared = SharedDevice(description=HOSTILE, nodes=names)
+    use = DeviceUse(kind="cuda", nodes=nodes, shared=(shared,), sharing_allowed=True)
+    run = made_run([made_record(wire_ms=5.0)], SLO, deployment="1p1d", kv_bandwidth_bps=1e9, device=use)
+    page = render_html(msgspec.structs.replace(made_compare([run]), device="cuda"), [run])
+    assert "; device cuda;" in page
+    assert "Device cuda: prefill-0 and decode-0 on &lt;img" in page
+    assert "SHARED GPU: prefill-0 and decode-0 compute on one &lt;img" in page
+    assert HOSTILE not in page

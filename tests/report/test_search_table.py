@@ -7,6 +7,7 @@ from io import StringIO
 import msgspec
 from rich.console import Console
 
+from emulator.core.device_use import DeviceUse, SharedDevice
 from emulator.core.search import Goodput, judge
 from emulator.core.search_summary import LivePoint, SearchSummary, goodput_advantages, slo_advantages
 from emulator.core.slo_scale import SloScale
@@ -93,6 +94,22 @@ def summary(**found: object) -> SearchSummary:
     return msgspec.structs.replace(made, **found)
 
 
+POINT = LivePoint(
+    deployment="1P1D",
+    kv_bandwidth_bps=5e9,
+    rate_per_s=6.0,
+    slo_factor=1.0,
+    launcher="local",
+    shaping="paced",
+    seed=1,
+    simulated=0.95,
+    live=0.94,
+    withheld=None,
+    fidelity=None,
+    folder="o",
+)
+
+
 def test_a_row_has_goodput_interval_and_ratio() -> None:
     rows = (COLOCATED, SPLIT, LOST)
     text = shown(summary(goodput=rows, advantages=goodput_advantages(rows)))
@@ -153,25 +170,18 @@ def test_a_tightest_slo_shows_its_bounds_and_how_much_tighter_it_is() -> None:
 
 
 def test_an_unfaithful_live_run_is_withheld_with_its_reason() -> None:
-    point = LivePoint(
-        deployment="1P1D",
-        kv_bandwidth_bps=5e9,
-        rate_per_s=6.0,
-        slo_factor=1.0,
-        launcher="local",
-        shaping="paced",
-        seed=1,
-        simulated=0.95,
-        live=0.94,
-        withheld=None,
-        fidelity=None,
-        folder="o",
-    )
-    lost = msgspec.structs.replace(point, live=None, withheld="steps were late")
-    text = shown(summary(goodput=(SPLIT,), advantages=(None,), live=(point, lost)))
+    lost = msgspec.structs.replace(POINT, live=None, withheld="steps were late")
+    text = shown(summary(goodput=(SPLIT,), advantages=(None,), live=(POINT, lost)))
     assert "95.0%" in text
     assert "94.0%" in text
     assert "1P1D at 6 req/s: withheld: steps were late" in text
+
+
+def test_a_live_point_whose_nodes_shared_a_gpu_is_stamped() -> None:
+    shared = SharedDevice(description="NVIDIA H200", nodes=("prefill-0", "decode-0"))
+    use = DeviceUse(kind="cuda", shared=(shared,), sharing_allowed=True)
+    text = shown(summary(goodput=(SPLIT,), advantages=(None,), live=(msgspec.structs.replace(POINT, device=use),)))
+    assert "1P1D at 6 req/s: SHARED GPU: prefill-0 and decode-0 compute on one NVIDIA H200" in text
 
 
 def test_missing_values_are_dashes() -> None:

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from emulator.core.compare_summary import CompareSummary
+from emulator.core.device_use import DeviceUse, NodeDevice, SharedDevice
 from emulator.report.table import (
     breakdown_table,
     comparison_table,
@@ -138,3 +139,36 @@ def test_milliseconds_to_three_figures(value: float | None, text: str) -> None:
 
 def test_shares_as_percent() -> None:
     assert (percent_text(None), percent_text(0.975)) == ("-", "97.5%")
+
+
+def shared_gpu() -> DeviceUse:
+    """A run whose two nodes were on one GPU."""
+    names = ("prefill-0", "decode-0")
+    nodes = tuple(NodeDevice(node=name, device_id="gpu:a", description="NVIDIA H200") for name in names)
+    shared = SharedDevice(description="NVIDIA H200", nodes=names, stretch_p50=1.04, stretch_p99=1.92)
+    return DeviceUse(kind="cuda", nodes=nodes, shared=(shared,), sharing_allowed=True)
+
+
+def test_a_shared_gpu_is_stamped_beside_its_row_and_below_the_table() -> None:
+    run = made_run([made_record(wire_ms=5.0)], SLO, deployment="1p1d", kv_bandwidth_bps=1e9, device=shared_gpu())
+    text = printed(render(made_compare([run])), width=200)
+    assert re.search(r"1p1d +1Gbps +1/1 .* shared GPU", text)
+    assert "1p1d at 1Gbps: SHARED GPU: prefill-0 and decode-0 compute on one NVIDIA H200; their steps stretch" in text
+    assert "took 1.04 times as long as planned at the median, 1.92 times at p99" in text
+    assert "Device cuda: prefill-0 and decode-0 on NVIDIA H200" in text
+
+
+def test_each_piece_of_hardware_is_named_once_and_a_virtual_device_never() -> None:
+    use = shared_gpu()
+    alone = msgspec.structs.replace(use, shared=(), nodes=(*use.nodes[:1], _second_gpu("decode-0")))
+    runs = [made_run([made_record()], SLO, deployment=name, device=alone) for name in ("a", "b")]
+    virtual = made_run([made_record()], SLO, deployment="c")
+    text = printed(render(made_compare([*runs, virtual])), width=200)
+    assert text.count("Device cuda: prefill-0 on NVIDIA H200") == 1
+    assert text.count("Device cuda: decode-0 on NVIDIA H200") == 1
+    assert "shared" not in text
+    assert "Device" not in printed(render(made_compare([virtual])))
+
+
+def _second_gpu(node: str) -> NodeDevice:
+    return NodeDevice(node=node, device_id="gpu:b", description="NVIDIA H200")

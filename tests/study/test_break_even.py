@@ -44,6 +44,12 @@ def searched(topology: Topology = TOPOLOGY, **options: Any) -> Found:
     return find_break_even(plan_search(topology, CATALOG, {}, chosen), lambda *_: None)
 
 
+@pytest.fixture(scope="module")
+def found() -> Found:
+    """What a search of the small lab finds."""
+    return searched()
+
+
 def rated(rate_per_s: float) -> Topology:
     """The small lab at another rate."""
     return variants.with_rate(TOPOLOGY, rate_per_s, {})
@@ -65,8 +71,8 @@ def judged(topology: Topology, bandwidth_bps: float, baseline: str) -> Verdict:
 # --- what is found --------------------------------------------------------------------------------------------
 
 
-def test_both_ends_of_a_change_were_run_and_turn_out_as_it_says() -> None:
-    pair = pair_of(searched(), "colocated")
+def test_both_ends_of_a_change_were_run_and_turn_out_as_it_says(found: Found) -> None:
+    pair = pair_of(found, "colocated")
     (change,) = pair.changes
     assert (change.below, change.above) == ("hurts", "no difference")
     assert 1 < change.high_bps / change.low_bps <= 1.05
@@ -87,7 +93,7 @@ def test_every_outcome_tried_is_that_of_a_comparison() -> None:
 
 
 def test_a_split_that_comes_to_help_breaks_even() -> None:
-    pair = pair_of(searched(rated(100.0)), "colocated")
+    pair = pair_of(searched(rated(100.0), baselines=["colocated"], budgets=(512,), tolerance=0.5), "colocated")
     assert pair.break_even is not None
     assert pair.break_even.low_bps == pair.changes[-1].low_bps
     assert [at.outcome for at in pair.tried if at.kv_bandwidth_bps >= pair.break_even.high_bps] == ["helps"] * len(
@@ -99,7 +105,7 @@ def test_a_split_that_comes_to_help_breaks_even() -> None:
 
 
 def test_where_nothing_changes_a_link_without_limit_says_why() -> None:
-    pair = pair_of(searched(rated(150.0), low_bps=1e9), "colocated")
+    pair = pair_of(searched(rated(150.0), low_bps=1e9, budgets=(512,)), "colocated")
     assert pair.changes == ()
     assert {at.outcome for at in pair.tried} == {"hurts"}
     assert pair.unlimited is not None
@@ -112,14 +118,14 @@ def test_where_nothing_changes_a_link_without_limit_says_why() -> None:
 
 
 def test_a_split_that_always_helps_needs_no_link_without_limit() -> None:
-    pair = pair_of(searched(rated(100.0), low_bps=2e9, baselines=["colocated"]), "colocated")
+    options = {"low_bps": 2e9, "baselines": ["colocated"], "budgets": (512,)}
+    pair = pair_of(searched(rated(100.0), **options), "colocated")
     assert pair.unlimited is None
     assert {at.outcome for at in pair.tried} == {"helps"}
     assert pair.text.startswith("It helps at each of the")
 
 
-def test_the_best_budget_is_the_best_baseline_among_them() -> None:
-    found = searched()
+def test_the_best_budget_is_the_best_baseline_among_them(found: Found) -> None:
     marked = [budget.max_num_batched_tokens for budget in found.summary.budgets if budget.best]
     assert [budget.max_num_batched_tokens for budget in found.summary.budgets] == [64, 512]
     pool = variants.pool_of(TOPOLOGY, "colocated")
@@ -135,7 +141,7 @@ def test_the_best_budget_is_the_best_baseline_among_them() -> None:
 
 
 def test_more_seeds_are_judged_together() -> None:
-    assert searched(seeds=2).summary.seeds == (3, 4)
+    assert searched(seeds=2, tolerance=0.5).summary.seeds == (3, 4)
     topology = variants.with_bandwidths(TOPOLOGY, [1e9])
     fixed = msgspec.structs.replace(topology.workload.streams[0], prompt_tokens=100, output_tokens=5)
     workload = msgspec.structs.replace(topology.workload, streams=(fixed,))
@@ -145,8 +151,8 @@ def test_more_seeds_are_judged_together() -> None:
 
 
 @pytest.mark.live
-def test_workers_find_what_one_process_finds() -> None:
-    assert searched(workers=2).summary == searched().summary
+def test_workers_find_what_one_process_finds(found: Found) -> None:
+    assert searched(workers=2).summary == found.summary
 
 
 # --- who is compared ------------------------------------------------------------------------------------------
@@ -220,9 +226,8 @@ def _confirmed(found: Found, topology: Topology, folder: Path) -> BreakEvenSumma
     ).summary
 
 
-def test_runs_at_half_and_twice_are_held_against_the_simulation(tmp_path: Path) -> None:
+def test_runs_at_half_and_twice_are_held_against_the_simulation(found: Found, tmp_path: Path) -> None:
     """With a simulator as the launcher they agree, to the metric."""
-    found = searched()
     summary = _confirmed(found, TOPOLOGY, tmp_path)
     for pair in summary.pairs:
         (change,) = pair.changes
@@ -238,9 +243,8 @@ def test_runs_at_half_and_twice_are_held_against_the_simulation(tmp_path: Path) 
     assert (tmp_path / "live-1P1D" / "report.html").exists()
 
 
-def test_a_run_on_the_wrong_side_is_told_as_such(tmp_path: Path) -> None:
+def test_a_run_on_the_wrong_side_is_told_as_such(found: Found, tmp_path: Path) -> None:
     """Here "live" is a network whose delay alone hurts at any bandwidth."""
-    found = searched()
     assert TOPOLOGY.kv_network is not None
     network = msgspec.structs.replace(TOPOLOGY.kv_network, delay=type(TOPOLOGY.kv_network.delay)(0.1))
     summary = _confirmed(found, msgspec.structs.replace(TOPOLOGY, kv_network=network), tmp_path)
@@ -262,7 +266,7 @@ def test_what_turns_nowhere_is_not_run_live(tmp_path: Path) -> None:
 
 
 def test_what_only_a_link_without_limit_changes_is_said_to_be_so() -> None:
-    pair = pair_of(searched(rated(100.0), low_bps=1e7, high_bps=2e7, baselines=["colocated"]), "colocated")
+    pair = pair_of(searched(rated(100.0), high_bps=2e7, baselines=["colocated"], budgets=(512,)), "colocated")
     assert pair.changes == ()
     assert pair.unlimited is not None
     assert (pair.tried[-1].outcome, pair.unlimited.outcome) == ("hurts", "helps")
@@ -293,8 +297,8 @@ def _shown(summary: BreakEvenSummary) -> str:
     return " ".join(capture.get().split())
 
 
-def test_a_terminal_shows_every_pair_every_budget_and_why() -> None:
-    summary = searched().summary
+def test_a_terminal_shows_every_pair_every_budget_and_why(found: Found) -> None:
+    summary = found.summary
     shown = _shown(summary)
     for pair in summary.pairs:
         for change in pair.changes:
@@ -311,7 +315,7 @@ def test_each_bandwidth_is_told_as_it_is_found() -> None:
     def tell(name: str, bandwidth_bps: float, against: Mapping[str, Tried]) -> None:
         told.append((name, bandwidth_bps, dict(against)))
 
-    search = plan_search(TOPOLOGY, CATALOG, {}, SearchOptions(**OPTIONS, workers=1))
+    search = plan_search(TOPOLOGY, CATALOG, {}, SearchOptions(**{**OPTIONS, "budgets": (512,)}, workers=1))
     found = find_break_even(search, tell)
     bandwidths = [bandwidth for _, bandwidth, _ in told]
     assert len(set(bandwidths)) == len(bandwidths), "nothing is simulated twice"
@@ -319,10 +323,12 @@ def test_each_bandwidth_is_told_as_it_is_found() -> None:
     assert set(half_and_twice(found.summary.pairs[0].changes)) <= set(bandwidths)
 
 
+@pytest.mark.slow
 def test_on_the_quickstart_it_turns_between_two_and_a_half_and_five_gbps() -> None:
     quickstart = load_topology(TOPOLOGIES / "quickstart.toml")
     pair = pair_of(
-        searched(quickstart, budgets=(512,), baselines=["colocated-prefill-first"]), "colocated-prefill-first"
+        searched(quickstart, budgets=(512,), baselines=["colocated-prefill-first"], tolerance=0.2),
+        "colocated-prefill-first",
     )
     assert pair.break_even is not None
     assert 2.5e9 < pair.break_even.low_bps < pair.break_even.high_bps < 5e9

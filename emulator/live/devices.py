@@ -1,0 +1,96 @@
+"""Opening the device that a node's steps run on: which piece of hardware, how much memory of it, and how fast it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from emulator.core.kv_content import KvContent
+from emulator.core.run_spec import NodeSpec, RunSpec
+from emulator.core.scaling import Scaling
+from emulator.live.backend import KvStore
+from emulator.live.compute import ComputeDevice, Hardware
+from emulator.live.device import Device, StepDone, StepProgress, VirtualDevice
+from emulator.live.numpy_device import NumpyBackend, NumpyKvStore
+from emulator.live.status import Assignment
+from emulator.live.unit_times import alone_on, measure_units
+
+
+def open_device(
+    task: Assignment,
+    node: NodeSpec,
+    *,
+    step_done: StepDone,
+    step_progress: StepProgress,
+    failed: Callable[[Exception], None],
+) -> Device:
+    """The device of a node of the run, ready to use; one that computes has measured itself, which takes half a second.
+
+    `failed` is told on the running loop what goes wrong with it later. Raises ConfigError for a device that is not
+    here, CapacityError for memory that it does not have.
+    """
+    loop, run = asyncio.get_running_loop(), task.run
+    if not run.device.computes:
+        return VirtualDevice(loop, step_done, step_progress, node.name)
+    open_backend, open_store, sharers = _numpy(task, node) if run.device.kind == "numpy" else _cuda(task, node)
+
+    def open_hardware() -> Hardware:
+        backend = open_backend()
+        try:
+            with alone_on(backend.device_id):
+                units = measure_units(backend)
+            return Hardware(backend, units, open_store(backend))
+        except BaseException:
+            backend.close()
+            raise
+
+    return ComputeDevice(
+        loop,
+        open_hardware,
+        step_done=step_done,
+        step_progress=step_progress,
+        failed=failed,
+        scaling=Scaling(run.scale),
+        alone=sharers == 1,
+        name=node.name,
+    )
+
+
+def gpu_of(run: RunSpec, node: str, gpus: tuple[int, ...]) -> int:
+    """The GPU of a node: the nodes take them in turn, and begin anew when there are fewer."""
+    return gpus[[other.name for other in run.nodes].index(node) % len(gpus)]
+
+
+_Opening = tuple[Callable[[], Any], Callable[..., KvStore], int]
+"""How to open a backend and, on it, a KV store, and how many nodes of the run are known to use the same hardware."""
+
+
+def _numpy(task: Assignment, node: NodeSpec) -> _Opening:
+    store = partial(
+        NumpyKvStore,
+        block_bytes=task.run.wire_block_bytes(node),
+        expected_bytes=task.expected_kv_bytes,
+        limit_bytes=min(task.host_memory_bytes, task.run.device.memory_bytes or task.host_memory_bytes),
+        content=KvContent(task.run.seed),
+        node=node.name,
+    )
+    return partial(NumpyBackend, node.name), store, len(task.run.nodes)
+
+
+def _cuda(task: Assignment, node: NodeSpec) -> _Opening:
+    from emulator.live.cuda import CudaKvStore, open_cuda, visible_gpus  # noqa: PLC0415 - CuPy is there for few
+
+    run, plan = task.run, task.run.device
+    gpus = plan.gpus or tuple(range(visible_gpus()))
+    gpu = gpu_of(run, node.name, gpus)
+    sharers = [gpu_of(run, other.name, gpus) for other in run.nodes].count(gpu)
+    store = partial(
+        CudaKvStore,
+        block_bytes=run.wire_block_bytes(node),
+        expected_bytes=task.expected_kv_bytes,
+        content=KvContent(run.seed),
+        node=node.name,
+    )
+    return partial(open_cuda, gpu, plan.memory_bytes), store, sharers

@@ -1,0 +1,54 @@
+"""What is refused before a run for want of memory: KV from elsewhere, and with nodes that compute all KV."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from emulator.core.device_spec import DevicePlan
+from emulator.core.errors import CapacityError
+from emulator.core.run_spec import NodeSpec, RunSpec
+from emulator.core.specs import Scale
+from emulator.lab.experiment import RETAINED_MARGIN, foresee_kv_bytes
+from tests.builders import load_plan, node_spec, pair, request, run_spec
+
+NUMPY = DevicePlan(kind="numpy")
+MUCH = 1 << 40
+
+
+def a_run(plan: DevicePlan, nodes: Sequence[NodeSpec], *, shrink: float = 1.0) -> RunSpec:
+    """One prompt of 1,600 tokens, 100 blocks, and an output of 16, one more."""
+    load = load_plan([request(prompt_tokens=1_600, max_tokens=16)])
+    return msgspec.structs.replace(run_spec(nodes, load, scale=Scale(bytes=shrink)), device=plan)
+
+
+def test_without_devices_that_compute_only_kv_from_elsewhere_is_kept() -> None:
+    assert foresee_kv_bytes(a_run(DevicePlan(), [node_spec()]), 1) == 0
+    assert foresee_kv_bytes(a_run(DevicePlan(), pair()), MUCH) == 1_600_000 * RETAINED_MARGIN
+
+
+@pytest.mark.parametrize(("shrink", "block_bytes"), [(1.0, 16_000), (10.0, 1_601)])
+def test_nodes_that_compute_keep_all_their_blocks(shrink: float, block_bytes: int) -> None:
+    for nodes in ([node_spec()], pair()):
+        assert foresee_kv_bytes(a_run(NUMPY, nodes, shrink=shrink), MUCH) == int(101 * block_bytes * RETAINED_MARGIN)
+
+
+@pytest.mark.parametrize(
+    ("plan", "granted", "raised"),
+    [
+        (NUMPY, 4_000_000, "host_memory"),
+        (DevicePlan(kind="numpy", memory_bytes=1_000_000), MUCH, r"memory of \[device\]"),
+        (DevicePlan(kind="numpy", memory_bytes=3_000_000), 4_000_000, "host_memory"),
+        (DevicePlan(kind="cuda", memory_bytes=1_000_000), MUCH, r"memory of \[device\]"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_what_would_help(plan: DevicePlan, granted: int, raised: str) -> None:
+    """Two nodes of 2.02 MB each."""
+    with pytest.raises(CapacityError, match=rf"scale.bytes = \d+, or raise {raised}$"):
+        foresee_kv_bytes(a_run(plan, pair()), granted)
+
+
+def test_host_memory_is_nothing_to_a_gpu() -> None:
+    assert foresee_kv_bytes(a_run(DevicePlan(kind="cuda"), pair()), 1) == int(101 * 16_000 * RETAINED_MARGIN)

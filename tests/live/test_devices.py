@@ -1,0 +1,104 @@
+"""Which device a node gets, and with what."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import closing
+from typing import Any
+
+import msgspec
+import pytest
+
+from emulator.core.device_spec import DevicePlan
+from emulator.core.errors import CapacityError
+from emulator.core.run_spec import RunSpec
+from emulator.live import devices
+from emulator.live.device import Device, VirtualDevice
+from emulator.live.devices import gpu_of, open_device
+from emulator.live.numpy_device import NumpyBackend, NumpyKvStore
+from emulator.live.status import Assignment
+from tests.builders import load_plan, node_spec, pair, run_spec
+
+
+def a_run(plan: DevicePlan, nodes: Any = None) -> RunSpec:
+    return msgspec.structs.replace(run_spec(nodes or pair(), load_plan()), device=plan)
+
+
+async def opened(run: RunSpec, **changes: Any) -> Device:
+    task = Assignment(kind="node", name=run.nodes[0].name, run=run, secret="", **changes)
+    ignore = lambda *_: None  # noqa: E731 - of any signature
+    return open_device(task, run.nodes[0], step_done=ignore, step_progress=ignore, failed=ignore)
+
+
+@pytest.fixture
+def stores(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What the stores that are made are made with."""
+    made: list[dict[str, Any]] = []
+
+    def note(backend: Any, **given: Any) -> NumpyKvStore:
+        made.append(given)
+        return NumpyKvStore(backend, **given)
+
+    monkeypatch.setattr(devices, "NumpyKvStore", note)
+    return made
+
+
+def test_a_virtual_device_holds_no_kv_and_is_no_hardware() -> None:
+    async def live() -> None:
+        with closing(await opened(a_run(DevicePlan()))) as device:
+            assert isinstance(device, VirtualDevice)
+            assert device.store is None
+            assert device.device_id == ""
+
+    asyncio.run(live())
+
+
+@pytest.mark.parametrize(("own", "limit"), [(None, 9_000_000), (5_000_000, 5_000_000), (20_000_000, 9_000_000)])
+def test_a_numpy_node_holds_kv_within_its_share_and_its_device_s_memory(
+    stores: list[dict[str, Any]], own: int | None, limit: int
+) -> None:
+    async def live() -> None:
+        run = a_run(DevicePlan(kind="numpy", memory_bytes=own))
+        with closing(await opened(run, host_memory_bytes=9_000_000, expected_kv_bytes=1_000_000)) as device:
+            assert device.store is not None
+            assert device.store.block_bytes == 16_000
+            assert device.device_id.startswith("cpu:")
+
+    asyncio.run(live())
+    (given,) = stores
+    assert (given["limit_bytes"], given["expected_bytes"], given["node"]) == (limit, 1_000_000, "prefill-0")
+
+
+@pytest.mark.parametrize(("count", "alone"), [(1, True), (2, False)])
+def test_only_a_node_without_others_on_its_device_follows_drift(count: int, alone: bool) -> None:
+    async def live() -> bool:
+        nodes = [node_spec(f"colocated-{n}") for n in range(count)]
+        run = a_run(DevicePlan(kind="numpy"), nodes)
+        with closing(await opened(run, host_memory_bytes=9_000_000)) as device:
+            return bool(device._alone)  # type: ignore[attr-defined]
+
+    assert asyncio.run(live()) == alone
+
+
+def test_a_store_that_cannot_be_made_leaves_no_backend_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+
+    def refuse(*_: Any, **__: Any) -> NumpyKvStore:
+        raise CapacityError("prefill-0: too little")
+
+    class Backend(NumpyBackend):
+        def close(self) -> None:
+            closed.append("backend")
+            super().close()
+
+    monkeypatch.setattr(devices, "NumpyKvStore", refuse)
+    monkeypatch.setattr(devices, "NumpyBackend", Backend)
+    with pytest.raises(CapacityError, match="prefill-0: too little"):
+        asyncio.run(opened(a_run(DevicePlan(kind="numpy")), host_memory_bytes=9_000_000))
+    assert closed == ["backend"]
+
+
+def test_nodes_take_gpus_in_turn_and_begin_anew() -> None:
+    run = a_run(DevicePlan(), [node_spec(f"colocated-{n}") for n in range(5)])
+    assert [gpu_of(run, node.name, (3, 1)) for node in run.nodes] == [3, 1, 3, 1, 3]
+    assert [gpu_of(run, node.name, tuple(range(8))) for node in run.nodes] == [0, 1, 2, 3, 4]
