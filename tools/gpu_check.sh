@@ -82,8 +82,9 @@ export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 if [ "$device" = cuda ]; then tests=(-m gpu tests); else tests=(-m "not gpu" tests/live/test_backend.py); fi
 step tests 110 "$python" -m pytest -q -rs --junitxml "$out/tests.xml" "${tests[@]}"
 step calibrate $((calibrate_s + 25)) "$python" -m emulator calibrate --device "$device" --limit "${calibrate_s}s" --out "$out/calibration.toml"
-lab=(topologies/one-gpu.toml --json --out)
-step colocated 50 "$python" -m emulator run --deployment colocated --device "$device" "${lab[@]}" "$out/colocated"
+step colocated 50 "$python" -m emulator run --deployment colocated --device "$device" topologies/one-gpu.toml \
+    --json --out "$out/colocated"
+lab=(topologies/one-gpu-shared.toml --json --out)
 step simulated 25 "$python" -m emulator run --deployment 1P1D --launcher simulate "${lab[@]}" "$out/simulated"
 step shared 50 "$python" -m emulator run --deployment 1P1D --device "$device" --allow-shared-gpu "${lab[@]}" "$out/shared"
 
