@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-import importlib
 
 from emulator.core.device_spec import DeviceName
 from emulator.core.errors import ConfigError
 from emulator.lab.calibrate import Target
 from emulator.live.backend import MeasuredBackend
+from emulator.live.cuda import open_cuda
+from emulator.live.numpy_device import NumpyBackend
 
 
 def measured_device(kind: DeviceName, gpu: int | None) -> Target:
@@ -22,6 +23,4 @@ def measured_device(kind: DeviceName, gpu: int | None) -> Target:
 
 def open_device(kind: DeviceName, gpu: int) -> MeasuredBackend:
     """Open it, with a stream of its own; raises ConfigError that says what is missing."""
-    module = importlib.import_module("emulator.live.numpy_device" if kind == "numpy" else "emulator.live.cuda")
-    backend: MeasuredBackend = module.NumpyBackend() if kind == "numpy" else module.open_cuda(gpu, None)
-    return backend
+    return NumpyBackend() if kind == "numpy" else open_cuda(gpu, None)

@@ -10,8 +10,8 @@ from emulator.core.step_scale import StepScale
 from emulator.core.step_work import StepWork, UnitTimes, plan_work, work_s
 from emulator.core.time_budget import TimeBudget
 from emulator.lab.measuring import Bench
+from emulator.live.compute import WORK_SHARE
 
-ENQUEUED = 0.98
 """Share of a step that is filled with work; the host pads the rest to the absolute deadline."""
 
 SETTLE_S, SETTLE_STEPS = 5e-3, 40
@@ -81,7 +81,7 @@ def run_step(
 ) -> Taken:
     """One step as a node's device runs it; `correct` lets the moving average learn from it."""
     backend, now_s = bench.backend, bench.clock.now_s
-    asked_s = ENQUEUED * target_s * scale.factor
+    asked_s = WORK_SHARE * target_s * scale.factor
     work = plan_work(asked_s, 0.0, units) if phase == "prefill" else plan_work(0.0, asked_s, units)
     began_s = now_s()
     _enqueue(bench, work)
@@ -93,7 +93,7 @@ def run_step(
     if correct and planned_s > 0:
         scale.note(planned_s, took_s, alone=True)
     done = _done(work, backend.mn)
-    return Taken(error, took_s / (ENQUEUED * target_s) - 1, done / took_s if done and took_s > 0 else None)
+    return Taken(error, took_s / (WORK_SHARE * target_s) - 1, done / took_s if done and took_s > 0 else None)
 
 
 def _enqueue(bench: Bench, work: StepWork) -> None:

@@ -1,4 +1,4 @@
-"""One calibration of a device at a time: two at once would each measure a device that is shared."""
+"""One process at a time measures a device: two at once would each measure a device that is shared."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,9 +14,10 @@ from emulator.core.scaling import Scaling
 from emulator.live.backend import KvStore
 from emulator.live.compute import ComputeDevice, Hardware
 from emulator.live.device import Device, StepDone, StepProgress, VirtualDevice
+from emulator.live.device_lock import device_lock
 from emulator.live.numpy_device import NumpyBackend, NumpyKvStore
 from emulator.live.status import Assignment
-from emulator.live.unit_times import alone_on, measure_units
+from emulator.live.unit_times import measure_units
 
 
 def open_device(
@@ -39,7 +41,7 @@ def open_device(
     def open_hardware() -> Hardware:
         backend = open_backend()
         try:
-            with alone_on(backend.device_id):
+            with device_lock(backend.device_id, math.inf):
                 units = measure_units(backend)
             return Hardware(backend, units, open_store(backend))
         except BaseException:

@@ -6,14 +6,8 @@ measurement counts for less than the quicker ones.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import re
-import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
@@ -56,18 +50,3 @@ def _unit_s(backend: Backend, enqueue: Callable[[int], None], few: int) -> tuple
 
 def _quick_s(backend: Backend, enqueue: Callable[[], None]) -> float:
     return float(np.quantile(backend.time_s(enqueue, REPEATS), _QUICK))
-
-
-@contextlib.contextmanager
-def alone_on(device_id: str) -> Iterator[None]:
-    """Wait until no other process of this user and host measures on the device, and keep others from it meanwhile."""
-    if sys.platform == "win32":
-        yield
-        return
-    import fcntl  # noqa: PLC0415 - not on Windows
-
-    name = re.sub(r"[^A-Za-z0-9.-]+", "_", device_id)
-    path = Path(tempfile.gettempdir()) / f"pdemu-{os.getuid()}-{name}.lock"
-    with path.open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -13,6 +12,7 @@ import pytest
 
 from emulator.lab.calibrate import read_calibration
 from tests.in_process import Pdemu
+from tests.live.lab import eventually
 
 
 @pytest.mark.parametrize(
@@ -61,10 +61,8 @@ def test_an_interrupt_leaves_nothing_running_and_no_file(tmp_path: Path) -> None
         while not process.stderr.readline().startswith("3/4"):
             assert process.poll() is None
         own = psutil.Process(process.pid)
-        deadline_s = time.monotonic() + 60
-        while not (children := own.children(recursive=True)):  # the second process of the interference
-            assert time.monotonic() < deadline_s
-            time.sleep(0.02)
+        assert eventually(lambda: bool(own.children(recursive=True)))  # the second process of the interference
+        children = own.children(recursive=True)
         process.send_signal(signal.SIGINT)
         assert process.stderr.read().strip().splitlines()[-1] == "pdemu: interrupted"
         assert process.wait() == 130

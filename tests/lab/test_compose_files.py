@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -23,6 +24,7 @@ def _compose() -> list[str]:
     if plugin and plugin.returncode == 0:
         return ["docker", "compose"]
     if shutil.which("docker-compose") is None:
+        assert os.environ.get("PDEMU_TEST_COMPOSE") != "required", "neither docker compose nor docker-compose is here"
         pytest.skip("needs docker compose or docker-compose")
     return ["docker-compose"]
 

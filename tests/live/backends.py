@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -12,6 +11,7 @@ import pytest
 from emulator.core.kv_content import KvContent
 from emulator.lab.measured_device import measured_device
 from emulator.live.backend import KvStore, MeasuredBackend
+from emulator.live.cuda import CudaBackend, CudaKvStore
 from emulator.live.numpy_device import NumpyBackend, NumpyKvStore
 
 KINDS = ("numpy", pytest.param("cuda", marks=pytest.mark.gpu))
@@ -50,8 +50,8 @@ def opened(kind: str) -> Iterator[Opened]:
                 backend, BLOCK_BYTES, EXPECTED_BYTES, limit_bytes=64 << 20, content=content, node="test-0"
             )
         else:
-            cuda = importlib.import_module("emulator.live.cuda")
-            store = cuda.CudaKvStore(backend, BLOCK_BYTES, EXPECTED_BYTES, content=content, node="test-0")
+            assert isinstance(backend, CudaBackend)
+            store = CudaKvStore(backend, BLOCK_BYTES, EXPECTED_BYTES, content=content, node="test-0")
         try:
             yield Opened(backend, store, content)
         finally:

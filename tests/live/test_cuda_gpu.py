@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +15,7 @@ from emulator.lab.interference import measure_interference
 from emulator.lab.measured_device import measured_device, open_device
 from emulator.lab.measuring import Bench, Clock, Plan
 from emulator.lab.rivals import rival
+from emulator.live.cuda import open_cuda
 from emulator.live.timers import sharpen_timers
 
 pytestmark = pytest.mark.gpu
@@ -72,9 +72,8 @@ def test_whoever_shares_the_gpu_from_another_process_is_felt(bench: Bench) -> No
 
 
 def test_memory_that_is_too_little_is_said_in_one_line() -> None:
-    cuda = importlib.import_module("emulator.live.cuda")
     with pytest.raises(PdemuError) as refused:
-        cuda.open_cuda(0, 8 << 20).close()
+        open_cuda(0, 8 << 20).close()
     assert len(str(refused.value).splitlines()) == 1
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
@@ -16,8 +15,10 @@ import pytest
 from emulator.core.effects import KvWrite
 from emulator.core.errors import CapacityError, RunError
 from emulator.core.kv_content import PATTERN_BYTES, KvContent
+from emulator.live.device_lock import device_lock
 from emulator.live.numpy_device import GEMM_KS, NumpyBackend, NumpyKvStore
-from emulator.live.unit_times import alone_on, measure_units
+from emulator.live.unit_times import measure_units
+from tests.live.lab import eventually
 
 CONTENT = KvContent(3)
 LIMIT_BYTES = 1 << 28
@@ -100,8 +101,7 @@ def test_a_close_forgets_what_is_enqueued_and_leaves_nobody_waiting() -> None:
     started.wait()
     closer = threading.Thread(target=backend.close)
     closer.start()
-    while not backend._closed:
-        time.sleep(0.001)
+    assert eventually(lambda: backend._closed)
     go_on.set()
     closer.join()
     assert mark.is_set()
@@ -109,7 +109,7 @@ def test_a_close_forgets_what_is_enqueued_and_leaves_nobody_waiting() -> None:
 
 
 def test_units_are_measured_and_plausible(backend: NumpyBackend) -> None:
-    with alone_on(backend.device_id):
+    with device_lock(backend.device_id, 60.0):
         units = measure_units(backend)
     assert [k for k, _ in units.gemm_s] == list(GEMM_KS)
     assert all(0 < seconds < 1.0 for _, seconds in units.gemm_s)
@@ -125,12 +125,12 @@ def test_one_process_at_a_time_measures_on_a_device() -> None:
 
     def second() -> None:
         entered.wait()
-        with alone_on("test:device"):
+        with device_lock("test:device", 60.0):
             order.append("second")
 
     other = threading.Thread(target=second)
     other.start()
-    with alone_on("test:device"), alone_on("test:another"):
+    with device_lock("test:device", 60.0), device_lock("test:another", 60.0):
         entered.set()
         other.join(0.05)
         order.append("first")
