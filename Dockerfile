@@ -34,5 +34,6 @@ ENV PATH=/opt/pdemu/bin:$PATH \
     CUPY_CACHE_DIR=/tmp/pdemu-cupy \
     PDEMU_HEALTH_FILE=/tmp/pdemu-health.json
 WORKDIR /lab
+RUN install -d -m 1777 locks
 COPY topologies topologies
 ENTRYPOINT ["pdemu"]

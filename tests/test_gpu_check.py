@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from emulator.lab.calibrate import write_calibration
+from emulator.lab.calibration_files import write_calibration
 from tests.lab.test_calibrate import measured
 
 ROOT = Path(__file__).parent.parent

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The whole acceptance on a machine with a GPU, in under eight minutes: tests marked gpu, a calibration, a colocated run,
-# and prefill and decode on one GPU. Everything ends up in one folder, with summary.txt and summary.json.
+# The whole acceptance on a machine with a GPU, in under eight minutes: tests marked gpu, a calibration, and planned by it
+# a colocated run, and prefill and decode on one GPU. Everything ends up in one folder, with summary.txt and summary.json.
 #
 #   tools/gpu_check.sh [OUT_DIR]         exit status 0: all held; 1: something did not; 2: no GPU, or nothing to run it with
 #
@@ -82,10 +82,12 @@ export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 if [ "$device" = cuda ]; then tests=(-m gpu tests); else tests=(-m "not gpu" tests/live/test_backend.py); fi
 step tests 110 "$python" -m pytest -q -rs --junitxml "$out/tests.xml" "${tests[@]}"
 step calibrate $((calibrate_s + 25)) "$python" -m emulator calibrate --device "$device" --limit "${calibrate_s}s" --out "$out/calibration.toml"
-step colocated 50 "$python" -m emulator run --deployment colocated --device "$device" topologies/one-gpu.toml \
+on=(--device "$device")
+[ ! -f "$out/calibration.toml" ] || on+=(--calibration "$out/calibration.toml")
+step colocated 50 "$python" -m emulator run --deployment colocated "${on[@]}" topologies/one-gpu.toml \
     --json --out "$out/colocated"
 lab=(topologies/one-gpu-shared.toml --json --out)
 step simulated 25 "$python" -m emulator run --deployment 1P1D --launcher simulate "${lab[@]}" "$out/simulated"
-step shared 50 "$python" -m emulator run --deployment 1P1D --device "$device" --allow-shared-gpu "${lab[@]}" "$out/shared"
+step shared 50 "$python" -m emulator run --deployment 1P1D "${on[@]}" --allow-shared-gpu "${lab[@]}" "$out/shared"
 
 "$python" tools/gpu_check_summary.py "$out" "$device" "$SECONDS"

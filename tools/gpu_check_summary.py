@@ -17,7 +17,7 @@ import msgspec
 from emulator.core.calibration import Calibration, StepAccuracy
 from emulator.core.datasheet import find_gpu, shares
 from emulator.core.errors import PdemuError
-from emulator.lab.calibrate import read_calibration
+from emulator.lab.calibration_files import read_calibration
 from emulator.lab.catalog_files import load_catalog
 
 LEAST_STEP_MS = 5.0
@@ -157,7 +157,7 @@ def text(
     device: str, seconds: str, ended: Sequence[Ended], found: Sequence[Figure], calibration: Calibration | None
 ) -> str:
     """The summary to read."""
-    what = f"{calibration.device}, {calibration.driver}" if calibration else device
+    what = calibration.device if calibration else device
     lines = [f"gpu_check on {what}, {seconds} s", ""]
     lines += [figure.line() for figure in found]
     lines += ["", *(_ended_line(part) for part in ended)]

@@ -17,7 +17,8 @@ from emulator.core.datasheet import find_gpu, shares
 from emulator.core.device_spec import DeviceName
 from emulator.core.errors import ConfigError
 from emulator.core.quantities import Seconds
-from emulator.lab.calibrate import PARTS, calibrate, write_calibration
+from emulator.lab.calibrate import PARTS, calibrate
+from emulator.lab.calibration_files import write_calibration
 from emulator.lab.catalog_files import load_catalog
 from emulator.lab.measured_device import measured_device
 from emulator.lab.measuring import FULL_S, QUICK_S, Plan, quick_plan

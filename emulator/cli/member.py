@@ -71,6 +71,7 @@ class Planned:
     force: Annotated[bool, _option("--force", help="Run over links that are not as asked.")] = False
     device: Annotated[DeviceName | None, _option("--device", help="What computes the steps of all nodes.")] = None
     allow_shared_gpu: Annotated[bool, _option("--allow-shared-gpu", help="Judge nodes that share a GPU too.")] = False
+    calibration: Annotated[Path | None, _option("--calibration", metavar="FILE", help="Plan steps by this.")] = None
 
     def read(self) -> Topology:
         """The topology with the options laid over it."""
@@ -83,7 +84,9 @@ class Planned:
             replay=TraceFlags(**{field.name: getattr(self, field.name) for field in dataclasses.fields(TraceFlags)}),
             seed=self.seed,
             model=self.model,
-            device=DeviceFlags(device=self.device, allow_shared_gpu=self.allow_shared_gpu),
+            device=DeviceFlags(
+                device=self.device, allow_shared_gpu=self.allow_shared_gpu, calibration=self.calibration
+            ),
         )
         topology = read_topology(self.topology, traffic)
         return apply_scale(topology, None if self.scale is None else str(self.scale), load_catalog(), {}).topology
@@ -254,7 +257,8 @@ def compose(
     topology: Annotated[Path, typer.Argument(metavar="TOPOLOGY", help="Topology file (TOML).")],
 ) -> None:
     """Print a compose file that runs one deployment of TOPOLOGY in containers."""
-    text = containers.render_for_hand(options.plan(), topology, options.environment(), options.trace)
+    given = {"trace": options.trace, "calibration": options.calibration}
+    text = containers.render_for_hand(options.plan(), topology, options.environment(), given)
     typer.echo(text, nl=False)
 
 

@@ -155,15 +155,29 @@ class DeviceFlags:
         bool,
         typer.Option("--allow-shared-gpu", help="Judge runs whose nodes share a GPU too, marked SHARED GPU."),
     ] = False
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            "--calibration",
+            metavar="FILE",
+            help="Plan steps by this file of `pdemu calibrate`, instead of measuring at each start.",
+        ),
+    ] = None
 
     def applied(self, device: DeviceSpec) -> DeviceSpec:
         """A topology's device with these laid over it."""
         device = device.of_kind(self.device or device.kind)
-        if not self.allow_shared_gpu:
-            return device
-        if device.kind == "virtual":
+        if device.kind == "virtual" and self.allow_shared_gpu:
             raise ConfigError("--allow-shared-gpu: virtual devices share nothing; leave it out, or add --device cuda")
-        return msgspec.structs.replace(device, allow_shared_gpu=True)
+        if device.kind == "virtual" and self.calibration is not None:
+            raise ConfigError(
+                f"--calibration {self.calibration}: virtual devices compute nothing; leave it out, or add --device cuda"
+            )
+        if self.allow_shared_gpu:
+            device = msgspec.structs.replace(device, allow_shared_gpu=True)
+        if self.calibration is not None:
+            device = msgspec.structs.replace(device, calibration=str(self.calibration))
+        return device
 
     def refuse(self, why: str) -> None:
         """Raise ConfigError where nothing is computed and a device is asked for."""
@@ -171,6 +185,8 @@ class DeviceFlags:
             raise ConfigError(f"--device {self.device}: {why}")
         if self.allow_shared_gpu:
             raise ConfigError(f"--allow-shared-gpu: {why}")
+        if self.calibration is not None:
+            raise ConfigError(f"--calibration {self.calibration}: {why}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

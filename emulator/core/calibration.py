@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from emulator.core import strict, toml_text
+from emulator.core.calibrated_units import CalibratedUnits
 from emulator.core.errors import ConfigError
 from emulator.core.step_shape import MIXED_NORM
 from emulator.core.step_work import UnitTimes
@@ -36,6 +37,8 @@ SHARINGS: tuple[Sharing, ...] = ("one stream", "two streams", "two processes")
 Loop = Literal["open", "closed"]
 """Whether the work of a step stays as planned or is corrected by a moving average (`core.step_scale`)."""
 
+FORMAT: Literal[1] = 1
+"""Of the file. Another one is not read: a calibration is quickly made anew."""
 LARGEST_NORM = 32.0
 DIGITS = 6
 
@@ -144,8 +147,12 @@ class MixedSteps(_Strict, frozen=True):
 
 
 class Calibration(_Strict, frozen=True):
-    """One device, measured; what is missing is said in `left_out`. `mn` are M and N of its GEMMs."""
+    """One device, measured; what is missing is said in `left_out`. `mn` are M and N of its GEMMs.
 
+    `device_id` is a digest, as in the manifest of a run (see `core.device_use`).
+    """
+
+    format: Literal[1]
     pdemu: str
     kind: str
     device: str
@@ -179,8 +186,19 @@ class Calibration(_Strict, frozen=True):
             )
         try:
             return self._unit_times(paced, self.read, self.fill)
-        except ValueError as error:
+        except (ValueError, ZeroDivisionError) as error:
             raise ConfigError(f"steps cannot be planned by the calibration of {self.device}: {error}") from None
+
+    def units_in(self, file: str) -> CalibratedUnits:
+        """What steps are planned by, for a run that is told of the file of this name; raises as `unit_times` does."""
+        return CalibratedUnits(
+            file=file,
+            kind=self.kind,
+            device=self.device,
+            measured_at=self.measured_at,
+            mn=self.mn,
+            units=self.unit_times(),
+        )
 
     def _unit_times(self, paced: Sequence[GemmRate], read: ReadRate, fill: FillTime) -> UnitTimes:
         return UnitTimes(
@@ -241,6 +259,9 @@ def parse(text: str, where: str) -> Calibration:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{where}: not valid TOML: {error}") from None
+    if (found := data.get("format")) != FORMAT:
+        what = f"is no calibration of format {FORMAT}" if found is None else f"has format {found!r}, and not {FORMAT}"
+        raise ConfigError(f"{where}: {what}, which this version reads; calibrate anew by `pdemu calibrate`")
     return strict.convert(data, Calibration, where)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from emulator.core.calibrated_units import CalibratedUnits
 from emulator.core.catalog import extend, find_gpu, find_model, find_profile, find_table
 from emulator.core.cost import cost_model, kv_block_capacity, step_limits
 from emulator.core.deployments import KV_ELEMENT_BYTES, Deployment, Pool
@@ -40,9 +41,11 @@ def plan_runs(
     deployments: Iterable[str] | None = None,
     verify_kv: bool = False,
     force: bool = False,
+    calibration: CalibratedUnits | None = None,
 ) -> list[RunSpec]:
     """Every run of a topology: each deployment (or those named), the disaggregated ones at each bandwidth.
 
+    `calibration` is what the file that the topology's device names says, for runs that compute.
     Raises ConfigError or CapacityError for whatever cannot work: an unknown name, weights that do not fit, a
     stated prompt beyond the context or the KV memory.
     """
@@ -78,7 +81,7 @@ def plan_runs(
                     host_memory_bytes=int(topology.host_memory) if topology.host_memory else None,
                     verify_kv=verify_kv,
                     force=force,
-                    device=topology.device.plan(),
+                    device=topology.device.plan(calibration),
                 )
             )
     _check_labels(topology, runs)

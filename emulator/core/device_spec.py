@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from emulator.core.calibrated_units import CalibratedUnits
 from emulator.core.quantities import Bytes
 from emulator.core.spec_base import Spec
 
@@ -15,57 +16,75 @@ DeviceName = Literal["virtual", "numpy", "cuda"]
 class DeviceSpec(Spec, frozen=True, kw_only=True):
     """`virtual` keeps the cost model's time without computing; `numpy` and `cuda` compute, and hold KV in their memory.
 
-    Each node may take `memory` of its device, by default what is free (shared by the nodes that are on it). `gpus` are
+    Each node may take `memory` of its device, by default an equal share of what is free for each node on it. `gpus` are
     the CUDA devices of the nodes in turn, by default all that are visible; they begin anew when there are fewer than
-    nodes. Nodes that share a device contend: no verdict is made of such runs unless `allow_shared_gpu`.
+    nodes. `calibration` is a file of `pdemu calibrate`, by which steps are planned; without one each node measures what
+    units of work take. Nodes that share a device contend: no verdict is made of such runs unless `allow_shared_gpu`.
     """
 
     kind: DeviceName = "virtual"
     memory: Bytes | None = None
     gpus: tuple[Annotated[int, msgspec.Meta(ge=0)], ...] = ()
     allow_shared_gpu: bool = False
+    calibration: str | None = None
 
     def __post_init__(self) -> None:
-        if self.kind == "virtual" and (self.memory is not None or self.allow_shared_gpu):
-            key = "memory" if self.memory is not None else "allow_shared_gpu"
+        computing = {
+            "memory": self.memory is not None,
+            "allow_shared_gpu": self.allow_shared_gpu,
+            "calibration": self.calibration is not None,
+        }
+        if self.kind == "virtual" and any(computing.values()):
+            key = next(key for key, given in computing.items() if given)
             raise ValueError(f'{key} is for devices that compute; set kind = "numpy" or "cuda", or leave it out')
         if self.kind != "cuda" and self.gpus:
             raise ValueError('gpus are CUDA devices; set kind = "cuda", or leave them out')
 
     def of_kind(self, kind: DeviceName) -> DeviceSpec:
-        """Another kind of device, with the limits that it has too."""
+        """Another kind of device, with what is no less true of it; a calibration is of one kind."""
         if kind == self.kind:
             return self
         if kind == "virtual":
             return DeviceSpec()
         return DeviceSpec(kind=kind, memory=self.memory, allow_shared_gpu=self.allow_shared_gpu)
 
-    def plan(self) -> DevicePlan:
-        """What processes are given."""
+    def plan(self, calibration: CalibratedUnits | None = None) -> DevicePlan:
+        """What processes are given, with what the file `calibration` says."""
         return DevicePlan(
             kind=self.kind,
             memory_bytes=None if self.memory is None else int(self.memory),
             gpus=self.gpus,
             allow_shared_gpu=self.allow_shared_gpu,
+            calibration=calibration,
         )
 
 
 class DevicePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A `DeviceSpec` as processes are given it."""
+    """A `DeviceSpec` as processes are given it; without a `calibration` each node measures its device."""
 
     kind: DeviceName = "virtual"
     memory_bytes: int | None = None
     gpus: tuple[int, ...] = ()
     allow_shared_gpu: bool = False
+    calibration: CalibratedUnits | None = None
 
     @property
     def computes(self) -> bool:
         """Whether steps are real work, and KV lies in named blocks of the device's memory."""
         return self.kind != "virtual"
 
+    @property
+    def measures(self) -> bool:
+        """Whether nodes measure their device when they start, for which they must have it for themselves."""
+        return self.computes and self.calibration is None
+
     def gpu_of(self, number: int) -> int:
         """The GPU of a run's node of this number where a machine is not asked what it has: one each, unless told."""
         return self.gpus[number % len(self.gpus)] if self.gpus else number
+
+    def of_node(self, number: int) -> DevicePlan:
+        """The plan as far as it is of a node of this number, whatever GPUs the others have."""
+        return msgspec.structs.replace(self, gpus=(self.gpu_of(number),)) if self.gpus else self
 
     def seen_from(self, number: int, nodes: int, gpu: int) -> DevicePlan:
         """The plan for a node of this number whose GPU is number `gpu` where it is, as in a container of its own.

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 import numpy as np
 
+from emulator.core.calibrated_units import CalibrationUsed
 from emulator.core.device_spec import DeviceName, DevicePlan
 from emulator.core.records import StepRecord
 
@@ -41,12 +42,16 @@ class SharedDevice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class DeviceUse(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The devices of a run: their kind, what each node computed on, and what was shared. A virtual one is nobody's."""
+    """The devices of a run: their kind, what each node computed on, what was shared, and what steps were planned by.
+
+    A virtual device is nobody's. Without a `calibration` nodes measured their devices themselves.
+    """
 
     kind: DeviceName = "virtual"
     nodes: tuple[NodeDevice, ...] = ()
     shared: tuple[SharedDevice, ...] = ()
     sharing_allowed: bool = False
+    calibration: CalibrationUsed | None = None
 
     @property
     def contending(self) -> frozenset[str]:
@@ -90,7 +95,7 @@ def device_use(plan: DevicePlan, nodes: Iterable[NodeDevice], steps: Sequence[St
     """What the nodes of a run say they computed on, with the nodes that have one `device_id` put together."""
     if not plan.computes:
         return DeviceUse()
-    known = tuple(msgspec.structs.replace(node, device_id=_digest(node.device_id)) for node in nodes)
+    known = tuple(msgspec.structs.replace(node, device_id=device_digest(node.device_id)) for node in nodes)
     on: dict[str, list[NodeDevice]] = {}
     for node in known:
         if node.device_id:
@@ -102,6 +107,7 @@ def device_use(plan: DevicePlan, nodes: Iterable[NodeDevice], steps: Sequence[St
         nodes=known,
         shared=tuple(_shared(group, stretches) for group in shared),
         sharing_allowed=plan.allow_shared_gpu,
+        calibration=plan.calibration.used if plan.calibration is not None else None,
     )
 
 
@@ -110,7 +116,8 @@ def listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _digest(device_id: str) -> str:
+def device_digest(device_id: str) -> str:
+    """What stands for a `device_id` in files: the same for the same hardware, and it does not tell whose that is."""
     return hashlib.blake2s(device_id.encode(), digest_size=4).hexdigest() if device_id else ""
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import msgspec
 
 from emulator import __version__
-from emulator.core.calibration import Calibration, StepAccuracy, parse, to_toml
+from emulator.core.calibration import FORMAT, Calibration, StepAccuracy
+from emulator.core.device_use import device_digest
 from emulator.core.errors import ConfigError
 from emulator.core.time_budget import TimeBudget
 from emulator.lab.device_rates import measure_rates
@@ -57,6 +57,7 @@ def calibrate(target: Target, plan: Plan, watcher: Watcher, clock: Clock | None 
     try:
         waiting = functools.partial(watcher.waiting, backend.description)
         with device_lock(backend.device_id, plan.limit_s, waiting):
+            backend.warm_up()
             bench = Bench(backend, plan, clock or Clock(), watcher.figure)
             open_rival = functools.partial(rival, open_backend=target.open)
             return measure(bench, target.kind, open_rival, watcher.part)
@@ -73,10 +74,11 @@ def measure(bench: Bench, kind: str, open_rival: OpenRival, part: Callable[[str]
     part("rates")
     rates = measure_rates(bench, next(parts))
     found = Calibration(
+        format=FORMAT,
         pdemu=__version__,
         kind=kind,
         device=bench.backend.description,
-        device_id=bench.backend.device_id,
+        device_id=device_digest(bench.backend.device_id),
         driver=bench.backend.driver,
         measured_at=measured_at,
         quick=plan.quick,
@@ -108,23 +110,3 @@ def _steps(bench: Bench, budget: TimeBudget, found: Calibration) -> tuple[StepAc
         bench.leave_out("steps", "no time left for the rates that they are planned by")
         return ()
     return tuple(measure_steps(bench, budget, units))
-
-
-# --- the file -----------------------------------------------------------------------------------------------------
-
-
-def read_calibration(path: Path) -> Calibration:
-    """Read a file that `pdemu calibrate` wrote; raises ConfigError."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        what = error.strerror if isinstance(error, OSError) else "is not text"
-        raise ConfigError(f"{path}: cannot be read: {what}") from None
-    return parse(text, path.name)
-
-
-def write_calibration(path: Path, calibration: Calibration) -> None:
-    """Write the file, whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(to_toml(calibration), encoding="utf-8")
-    partial.replace(path)

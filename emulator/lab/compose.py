@@ -3,7 +3,8 @@
     control (internal)   router ── prefill-0 ── decode-0 ── … ── client
     kv (internal)                  prefill-0 ══ decode-0 ══ …            shaped by each node in its own container
 
-Nodes that compute on GPUs are of an image that has CuPy, and each reserves one GPU, which is number 0 to it.
+Nodes that compute on GPUs are of an image that has CuPy, and each reserves one GPU, which is number 0 to it. Nodes that
+measure their device share a volume, in which they lock it (`live.device_lock`).
 
 The containers run `pdemu router`, `node` and `client`. For a launched run they are given the finished `RunSpec` in a
 file and tell how they do in status lines on standard output; what the client hands over comes back in a file.
@@ -32,6 +33,7 @@ from emulator.lab.launch import STOP_S, LiveResult, error_told, finish_limit_s, 
 from emulator.lab.leftovers import Ledger, new_run_id
 from emulator.lab.sites import CLIENT, ROUTER
 from emulator.live.control import CurveKeys
+from emulator.live.device_lock import LOCKS_ENV
 from emulator.live.status import Failed, Status, Underway
 
 SOURCE = Path(__file__).parents[2]
@@ -42,6 +44,8 @@ CUDA_EXTRA = "cuda12"
 CONTROL_PORT = 5555
 LAB = "/lab"
 """Where a container finds what it is given: the topology's folder or the run, and where the client puts results."""
+LOCKS = f"{LAB}/locks"
+"""A folder of the image that anybody may write to; what is mounted there is like it."""
 
 BUILD_S = 900.0
 UP_S = 60.0
@@ -75,6 +79,9 @@ def render(run: RunSpec, environment: Mapping[str, str], mounts: Sequence[str], 
         if run.device.kind == "cuda":
             service |= _image(CUDA_EXTRA) | _reserved(run.device.gpu_of(number))
             service["command"] += ["--gpu", "0"]
+        if run.device.measures:
+            service["environment"][LOCKS_ENV] = LOCKS
+            service["volumes"].append(f"locks:{LOCKS}")
         if run.link is not None:
             alias = f"{node.name}.kv"
             service["command"] += ["--kv-address", alias]
@@ -84,9 +91,10 @@ def render(run: RunSpec, environment: Mapping[str, str], mounts: Sequence[str], 
     client = _service(["client"], _to_router(environment), [*mounts, results], check)
     services[CLIENT] = client | {"depends_on": [ROUTER, *(node.name for node in run.nodes)]}
     networks = {name: {"internal": True} for name in ("control", "kv") if name == "control" or run.link is not None}
+    volumes: dict[str, Any] = {"volumes": {"locks": {}}} if run.device.measures else {}
     about = f"# {run.topology}, {run.label}; made by pdemu {__version__}. The client prints the table:\n"
     about += "#   docker compose -f FILE up --build --abort-on-container-exit --exit-code-from client\n"
-    return about + to_yaml({"services": services, "networks": networks})
+    return about + to_yaml({"services": services, "networks": networks} | volumes)
 
 
 def _healthcheck(scale_time: float) -> dict[str, Any]:
@@ -314,14 +322,15 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 # --- a file to keep -------------------------------------------------------------------------------------------------
 
 
-def render_for_hand(run: RunSpec, topology: Path, options: Mapping[str, str], trace: Path | None = None) -> str:
+def render_for_hand(run: RunSpec, topology: Path, options: Mapping[str, str], files: Mapping[str, Path | None]) -> str:
     """The compose file by which a run of a topology file is started by hand; the client judges it and prints its table.
 
-    `options` are the environment variables of what was asked. Raises ConfigError for a path that compose cannot mount.
+    `options` are the environment variables of what was asked, and `files` what was given by --trace or --calibration.
+    Raises ConfigError for a path that compose cannot mount.
     """
-    mounts = [mount(topology.resolve().parent, "topology:ro")]
-    environment = {**options, "PDEMU_TOPOLOGY": f"{LAB}/topology/{topology.name}"}
-    if trace is not None:
-        mounts.append(mount(trace.resolve().parent, "trace:ro"))
-        environment["PDEMU_TRACE"] = f"{LAB}/trace/{trace.name}"
+    mounts, environment = [], dict(options)
+    for name, file in {"topology": topology, **files}.items():
+        if file is not None:
+            mounts.append(mount(file.resolve().parent, f"{name}:ro"))
+            environment[f"PDEMU_{name.upper()}"] = f"{LAB}/{name}/{file.name}"
     return render(run, environment, mounts, f"./runs:{LAB}/runs")

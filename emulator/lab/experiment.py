@@ -14,6 +14,7 @@ import msgspec
 import psutil
 
 from emulator.core import expectation, fidelity, verdict
+from emulator.core.calibrated_units import CalibratedUnits
 from emulator.core.compare_summary import CompareSummary, RunParity, stated_first_token
 from emulator.core.deploy import plan_runs
 from emulator.core.device_spec import DeviceSpec
@@ -30,6 +31,7 @@ from emulator.core.trace import Trace
 from emulator.core.trace_summary import ReplayedTrace, replayed
 from emulator.core.workload import plan_load
 from emulator.lab.compose import ComposeLauncher
+from emulator.lab.devices import load_calibration
 from emulator.lab.launch import Launcher, LiveResult, ProcessLauncher
 from emulator.lab.parallel import simulate_all
 from emulator.lab.run_folder import RunFolder, new_folder, pretty
@@ -107,7 +109,18 @@ def prepare(
     if how.launcher == SIMULATE:
         topology = msgspec.structs.replace(topology, scale=Scale(), device=DeviceSpec())
     load = plan_load(topology.workload, traces)
-    runs = tuple(plan_runs(topology, catalog, load, deployments=deployments, verify_kv=how.verify_kv, force=how.force))
+    topology, calibration = calibrated(topology)
+    runs = tuple(
+        plan_runs(
+            topology,
+            catalog,
+            load,
+            deployments=deployments,
+            verify_kv=how.verify_kv,
+            force=how.force,
+            calibration=calibration,
+        )
+    )
     if deployments is None:
         verdict.check_equal_hardware(
             {run.deployment: run.gpus for run in runs if run.link is not None},
@@ -118,6 +131,17 @@ def prepare(
     folder = new_folder(out, topology.name)
     replays = replayed(topology.workload, traces, load)
     return Experiment(topology, runs, granted, expected, how.launcher, shaping, folder, how.check, replays)
+
+
+def calibrated(topology: Topology) -> tuple[Topology, CalibratedUnits | None]:
+    """What the calibration of a topology's device says, and the topology as it is recorded: it names no folder of this
+    machine. Raises ConfigError for a calibration that cannot be used.
+    """
+    calibration = load_calibration(topology.device)
+    if calibration is None:
+        return topology, None
+    device = msgspec.structs.replace(topology.device, calibration=calibration.file)
+    return msgspec.structs.replace(topology, device=device), calibration
 
 
 def granted_memory_bytes(run: RunSpec) -> int:

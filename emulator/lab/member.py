@@ -33,8 +33,8 @@ from emulator.core.specs import Topology
 from emulator.core.trace import Trace
 from emulator.core.workload import plan_load
 from emulator.lab.cpu import CpuSampler
-from emulator.lab.devices import check_device
-from emulator.lab.experiment import foresee_kv_bytes, granted_memory_bytes
+from emulator.lab.devices import check_device, visible_gpus
+from emulator.lab.experiment import calibrated, foresee_kv_bytes, granted_memory_bytes
 from emulator.lab.launch import NO_LOAD, LiveResult, ready_limit_s
 from emulator.lab.sites import CLIENT, ROUTER
 from emulator.live import health
@@ -107,7 +107,16 @@ def plan_member(
 ) -> RunSpec:
     """The one run that the members make. Raises ConfigError when it is several, and whatever planning a run does."""
     load = plan_load(topology.workload, traces)
-    runs = plan_runs(topology, catalog, load, deployments=[deployment], verify_kv=verify_kv, force=force)
+    topology, calibration = calibrated(topology)
+    runs = plan_runs(
+        topology,
+        catalog,
+        load,
+        deployments=[deployment],
+        verify_kv=verify_kv,
+        force=force,
+        calibration=calibration,
+    )
     if len(runs) != 1:
         raise ConfigError(f"{topology.name}, {deployment}: members make one run; give one --kv-bandwidth")
     return runs[0]
@@ -121,8 +130,19 @@ def on_gpu(run: RunSpec, name: str, gpu: int | None) -> RunSpec:
         raise ConfigError(f"--gpu {gpu}: the run's device is {run.device.kind}; give all members --device cuda")
     if gpu < 0:
         raise ConfigError(f"--gpu {gpu}: must be 0 or more")
-    number = [node.name for node in run.nodes].index(name)
-    return msgspec.structs.replace(run, device=run.device.seen_from(number, len(run.nodes), gpu))
+    device = run.device.seen_from(_number(run, name), len(run.nodes), gpu)
+    return msgspec.structs.replace(run, device=device)
+
+
+def on_own_gpu(run: RunSpec, name: str) -> RunSpec:
+    """The run as a node has it that nobody told of GPUs: it takes one of those here in turn, and has it for itself."""
+    if run.device.kind != "cuda" or run.device.gpus:
+        return run
+    return on_gpu(run, name, _number(run, name) % visible_gpus())
+
+
+def _number(run: RunSpec, name: str) -> int:
+    return [node.name for node in run.nodes].index(name)
 
 
 def new_secret() -> str:
@@ -200,13 +220,13 @@ class Member:
 
     def serve(self, name: str, router: str, kv_address: str) -> None:
         """Be a node with an address on the KV network, until the run has ended."""
-        check_device(self.run.device, "members")
+        check_device(self.run.device.of_node(_number(self.run, name)), "members")
         granted = granted_memory_bytes(self.run)
         holders = self.run.kv_holders
         task = self._joining(
             name,
             "node",
-            msgspec.structs.replace(self.run, load=NO_LOAD),
+            on_own_gpu(msgspec.structs.replace(self.run, load=NO_LOAD), name),
             router,
             kv_address=kv_address,
             host_memory_bytes=granted // max(1, len(holders)),

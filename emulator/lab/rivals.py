@@ -120,6 +120,7 @@ def serve(pipe: Connection, open_backend: OpenBackend) -> None:
         try:
             backend = open_backend()
             try:
+                backend.warm_up()
                 pipe.send(("ready", 0.0))
                 while True:
                     _obey(pipe, backend)

@@ -25,6 +25,7 @@ from emulator.core.specs import Topology
 from emulator.lab.experiment import (
     Conditions,
     Experiment,
+    calibrated,
     conclude,
     granted_memory_bytes,
     launcher_for,
@@ -52,7 +53,16 @@ def prepare(
     Raises ConfigError or CapacityError for whatever a user has to mend.
     """
     shaping = choose_shaping(how.launcher, how.shaping)
-    runs = plan_runs(topology, catalog, NO_LOAD, deployments=[deployment], verify_kv=how.verify_kv, force=how.force)
+    topology, calibration = calibrated(topology)
+    runs = plan_runs(
+        topology,
+        catalog,
+        NO_LOAD,
+        deployments=[deployment],
+        verify_kv=how.verify_kv,
+        force=how.force,
+        calibration=calibration,
+    )
     if len(runs) != 1:
         raise ConfigError(f"{topology.name}, {deployment}: an endpoint serves one deployment; give one --kv-bandwidth")
     if metrics is not None:

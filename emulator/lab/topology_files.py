@@ -75,10 +75,13 @@ def _read(path: Path, what: str) -> str:
 
 
 def _anchor(data: dict[str, Any], folder: Path) -> None:
-    """Trace files in a topology are relative to the folder of the file that names them."""
+    """Traces and calibrations in a topology are relative to the folder of the file that names them."""
     workload = data.get("workload")
     streams = workload.get("streams") if isinstance(workload, dict) else None
     for stream in streams if isinstance(streams, list) else ():
         arrivals = stream.get("arrivals") if isinstance(stream, dict) else None
         if isinstance(arrivals, dict) and isinstance(arrivals.get("file"), str):
             arrivals["file"] = str(folder / arrivals["file"])
+    device = data.get("device")
+    if isinstance(device, dict) and isinstance(device.get("calibration"), str):
+        device["calibration"] = str(folder / device["calibration"])

@@ -10,13 +10,15 @@ from typing import Any, Protocol
 
 from emulator.core.calibration import Direction, Operands
 from emulator.core.effects import KvWrite
+from emulator.core.step_work import UnitTimes
 
 
 class Backend(Protocol):
     """Work on one device. All methods are for one thread, the device's, unless they say otherwise.
 
-    `device_id` is the same for all processes that use the same piece of hardware; `gemm_ks` are the K of its GEMM
-    units, of which `mn` is M and N; `read_bytes_at_hand` is how much memory a read runs over before it begins anew.
+    `device_id` is the same for all processes that use the same piece of hardware; `description` names that, its drivers
+    in parentheses. `gemm_ks` are the K of its GEMM units, of which `mn` is M and N; `read_bytes_at_hand` is how much
+    memory a read runs over before it begins anew.
     """
 
     name: str
@@ -25,6 +27,12 @@ class Backend(Protocol):
     mn: int
     gemm_ks: tuple[int, ...]
     read_bytes_at_hand: int
+
+    def warm_up(self, units: UnitTimes | None = None) -> None:
+        """Load what the first use of each kind of work loads, once, before anything is timed or any step is run.
+
+        Without `units` this times some work, to leave units out that take too long; so nobody else may measure then.
+        """
 
     def gemm(self, k: int, times: int) -> None:
         """Enqueue `times` products of (mn × k) by (k × mn)."""

@@ -26,14 +26,15 @@ _EXTRA = "pip install 'pd-emulator[cuda12]' (or cuda13)"
 _DRIVER_VERSION = Path("/proc/driver/nvidia/version")
 
 
-def open_cuda(gpu: int, memory_bytes: int | None) -> CudaBackend:
-    """A GPU with all its buffers and kernels, of whose memory it may take `memory_bytes` (None: what is free).
+def open_cuda(gpu: int, memory_bytes: int | None, sharers: int = 1) -> CudaBackend:
+    """A GPU with all its buffers and kernels, not yet warm.
 
+    It may take `memory_bytes` of its memory (None: an equal part of what is free for each of `sharers`).
     Raises ConfigError where CuPy, a driver, that GPU or a library is missing, and CapacityError for want of memory.
     """
     cupy = _cupy()
     _check(cupy, gpu)
-    return CudaBackend(cupy, gpu, _about(cupy, gpu), memory_bytes)
+    return CudaBackend(cupy, gpu, _about(cupy, gpu), memory_bytes, sharers)
 
 
 def visible_gpus() -> int:

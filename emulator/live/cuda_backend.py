@@ -15,6 +15,7 @@ import numpy as np
 from emulator.core.byte_runs import Run, ring_pieces
 from emulator.core.errors import CapacityError, RunError
 from emulator.core.quantities import Bytes
+from emulator.core.step_work import UnitTimes
 from emulator.live.cuda_gpu import PIECE_BYTES, THREADS, About, Gpu
 
 MN = 4096
@@ -35,14 +36,15 @@ _WARM_TIMES = 4
 class CudaBackend:
     """Work on one GPU, see `live.backend`; `gpu` is its memory and streams, `driver` names what drives it.
 
-    Raises CapacityError where `memory_bytes` (None: what is free) are too few.
+    Raises CapacityError where `memory_bytes` (None: this one of `sharers`' part of what is free) are too few.
     """
 
     name = "cuda"
     mn = MN
+    gemm_ks: tuple[int, ...] = GEMM_KS
 
-    def __init__(self, cupy: Any, index: int, about: About, memory_bytes: int | None) -> None:
-        self.gpu = gpu = Gpu(cupy, index, about, memory_bytes)
+    def __init__(self, cupy: Any, index: int, about: About, memory_bytes: int | None, sharers: int = 1) -> None:
+        self.gpu = gpu = Gpu(cupy, index, about, memory_bytes, sharers)
         self.device_id, self.description, self.driver = about.device_id, gpu.description, about.driver
         self._buffers: dict[str, Any] = {}
         self._arrays: dict[tuple[int, int, str], tuple[Any, Any, Any]] = {}
@@ -55,7 +57,20 @@ class CudaBackend:
             self._buffers[name] = gpu.zeros(2 * MN * MN, "operands of GEMMs")
         self._buffers["read"] = gpu.zeros(self.read_bytes_at_hand, "the memory that decode steps read")
         self._read_piece_bytes = self.read_bytes_at_hand
-        self.gemm_ks = self._warm_up()
+
+    def warm_up(self, units: UnitTimes | None = None) -> None:
+        """Load cuBLAS and the kernels; find the largest reads and the GEMMs that take `UNIT_S` at most."""
+
+        def quickest_s(enqueue: Callable[[], None]) -> float:
+            return min(self.time_s(enqueue, _WARM_TIMES)[1:])
+
+        self.fill(1)
+        read_s = quickest_s(lambda: self.read(self.read_bytes_at_hand))
+        rate = self.read_bytes_at_hand / read_s if units is None else units.read_bytes_per_s
+        self._read_piece_bytes = int(min(self.read_bytes_at_hand, rate * UNIT_S)) // PIECE_BYTES * PIECE_BYTES
+        took_s = {k: quickest_s(lambda k=k: self.gemm(k, 1)) for k in GEMM_KS}  # type: ignore[misc]
+        if units is None:
+            self.gemm_ks = tuple(k for k in GEMM_KS if took_s[k] <= _LONGER * UNIT_S) or GEMM_KS[:1]
 
     def gemm(self, k: int, times: int) -> None:
         """Enqueue `times` products of (mn × k) by (k × mn), of operands in which few bits toggle."""
@@ -151,18 +166,6 @@ class CudaBackend:
             left, right, out = (self.gpu.cupy.ndarray(s, np.float16, self._buffers[name]) for s, name in places)
             known = self._arrays[k, rows, operands] = (left, right, out)
         return known
-
-    def _warm_up(self) -> tuple[int, ...]:
-        """Load cuBLAS and the kernels; find the largest reads and the GEMMs that take `UNIT_S` at most."""
-
-        def quickest_s(enqueue: Callable[[], None]) -> float:
-            return min(self.time_s(enqueue, _WARM_TIMES)[1:])
-
-        self.fill(1)
-        read_s = quickest_s(lambda: self.read(self.read_bytes_at_hand))
-        self._read_piece_bytes = int(self.read_bytes_at_hand * min(1.0, UNIT_S / read_s)) // PIECE_BYTES * PIECE_BYTES
-        took_s = {k: quickest_s(lambda k=k: self.gemm(k, 1)) for k in GEMM_KS}  # type: ignore[misc]
-        return tuple(k for k in GEMM_KS if took_s[k] <= _LONGER * UNIT_S) or GEMM_KS[:1]
 
 
 def read_buffer_bytes(limit_bytes: int, cache_bytes: int) -> int:

@@ -39,12 +39,13 @@ class About(NamedTuple):
 
 
 class Gpu:
-    """One GPU, of whose memory it may take `memory_bytes` (None: what is free). `compute` is the stream of steps.
+    """One GPU, of whose memory it may take `memory_bytes` (None: an equal part of what is free for each of `sharers`).
 
+    `compute` is the stream of steps.
     Methods may be called from any thread. All raise RunError when the GPU or a library of CUDA fails.
     """
 
-    def __init__(self, cupy: Any, index: int, about: About, memory_bytes: int | None) -> None:
+    def __init__(self, cupy: Any, index: int, about: About, memory_bytes: int | None, sharers: int = 1) -> None:
         self.cupy = cupy
         self.description = f"{about.name} ({about.driver})"
         self._runtime = cupy.cuda.runtime
@@ -57,7 +58,7 @@ class Gpu:
             )
             self.compute = cupy.cuda.Stream(non_blocking=True)
             free_bytes = self._runtime.memGetInfo()[0]
-            self._limit_bytes = free_bytes if memory_bytes is None else memory_bytes
+            self._limit_bytes = free_bytes // sharers if memory_bytes is None else memory_bytes
             self._pool = cupy.cuda.MemoryPool()
             self._pool.set_limit(size=self._limit_bytes)
             module = cupy.cuda.Module()

@@ -8,10 +8,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from emulator.core.calibrated_units import CalibratedUnits
 from emulator.core.kv_content import KvContent
 from emulator.core.run_spec import NodeSpec, RunSpec
 from emulator.core.scaling import Scaling
-from emulator.live.backend import KvStore
+from emulator.core.step_work import UnitTimes
+from emulator.live.backend import Backend, KvStore
 from emulator.live.compute import ComputeDevice, Hardware
 from emulator.live.device import Device, StepDone, StepProgress, VirtualDevice
 from emulator.live.device_lock import device_lock
@@ -28,10 +30,10 @@ def open_device(
     step_progress: StepProgress,
     failed: Callable[[Exception], None],
 ) -> Device:
-    """The device of a node of the run, ready to use; one that computes has measured itself, which takes half a second.
+    """The device of a node of the run, ready to use.
 
     `failed` is told on the running loop what goes wrong with it later. Raises ConfigError for a device that is not
-    here, CapacityError for memory that it does not have.
+    here or was not the one calibrated, CapacityError for memory that it does not have.
     """
     loop, run = asyncio.get_running_loop(), task.run
     if not run.device.computes:
@@ -41,9 +43,7 @@ def open_device(
     def open_hardware() -> Hardware:
         backend = open_backend()
         try:
-            with device_lock(backend.device_id, math.inf):
-                units = measure_units(backend)
-            return Hardware(backend, units, open_store(backend))
+            return Hardware(backend, unit_times(backend, run.device.calibration, node.name), open_store(backend))
         except BaseException:
             backend.close()
             raise
@@ -58,6 +58,22 @@ def open_device(
         alone=sharers == 1,
         name=node.name,
     )
+
+
+def unit_times(backend: Backend, calibration: CalibratedUnits | None, node: str) -> UnitTimes:
+    """What units of work take on a device, which is warm then: as calibrated, else measured in half a second.
+
+    Raises ConfigError for a calibration of another device.
+    """
+    if calibration is None:
+        with device_lock(backend.device_id, math.inf):
+            backend.warm_up()
+            return measure_units(backend)
+    calibration.check_kind(backend.name)
+    calibration.check_device(node, backend.description)
+    calibration.check_gemms(node, backend.mn, backend.gemm_ks)
+    backend.warm_up(calibration.units)
+    return calibration.units
 
 
 def gpu_of(run: RunSpec, node: str, gpus: tuple[int, ...]) -> int:
@@ -95,4 +111,4 @@ def _cuda(task: Assignment, node: NodeSpec) -> _Opening:
         content=KvContent(run.seed),
         node=node.name,
     )
-    return partial(open_cuda, gpu, plan.memory_bytes), store, sharers
+    return partial(open_cuda, gpu, plan.memory_bytes, sharers), store, sharers

@@ -6,13 +6,11 @@ lock, so that the node's other threads are not held up; all processes of a host 
 
 from __future__ import annotations
 
-import platform
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +19,8 @@ from emulator.core.calibration import Direction, Operands
 from emulator.core.effects import KvWrite
 from emulator.core.errors import CapacityError, PdemuError, RunError
 from emulator.core.kv_content import Bytes8, KvContent
+from emulator.core.step_work import UnitTimes
+from emulator.live.processor import processor_id, processor_name
 
 MN = 128
 GEMM_KS = (32, 128, 256)
@@ -34,6 +34,8 @@ _SLAB_BYTES = 16 << 20
 _COPY_BYTES = 64 << 20
 _COPY_STRIDE_BYTES = 4 << 20
 _JOIN_S = 5.0
+
+DRIVER = f"NumPy {np.__version__}"
 
 Work = Callable[[], object]
 Matrix = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
@@ -51,10 +53,8 @@ class NumpyBackend:
     read_bytes_at_hand = READ_BYTES
 
     def __init__(self, name: str = "numpy") -> None:
-        self.device_id = f"cpu:{_host()}"
-        self.description = f"CPU of {platform.node() or 'this host'} (NumPy)"
+        self.device_id, self.description, self.driver = processor_id(), description(), DRIVER
         self._operands = {k: (np.ones((MN, k), np.float32), np.ones((k, MN), np.float32)) for k in GEMM_KS}
-        self.driver = f"NumPy {np.__version__}"
         self._random: dict[int, tuple[Matrix, Matrix]] = {}
         self._copied: tuple[Matrix, Matrix] | None = None
         self._product = np.empty((MN, MN), np.float32)
@@ -69,6 +69,9 @@ class NumpyBackend:
         self._thread.start()
 
     # --- the device's thread ---
+
+    def warm_up(self, units: UnitTimes | None = None) -> None:
+        """Nothing is loaded late."""
 
     def gemm(self, k: int, times: int) -> None:
         """Enqueue `times` products of (128 × k) by (k × 128)."""
@@ -282,9 +285,6 @@ class NumpyKvStore:
         return np.empty(self._slab_bytes, np.uint8)
 
 
-def _host() -> str:
-    """The same for all processes of this host, in containers too, and another one on every host."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return platform.node()
+def description() -> str:
+    """What computes here, and by what."""
+    return f"{processor_name()} ({DRIVER})"

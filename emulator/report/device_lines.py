@@ -9,12 +9,17 @@ from emulator.core.run_summary import RunSummary
 
 
 def device_lines(runs: Sequence[RunSummary]) -> list[str]:
-    """One sentence for each piece of hardware, naming all nodes that computed on it; none for virtual devices."""
+    """One sentence for each piece of hardware, naming all nodes that computed on it, and for each calibration.
+
+    None for virtual devices.
+    """
     on: dict[tuple[str, str, str], dict[str, None]] = {}
     for use in (run.device for run in runs):
         for node in use.nodes:
             on.setdefault((use.kind, node.description, node.device_id), {})[node.node] = None
-    return [f"Device {kind}: {listed(list(nodes))} on {what}" for (kind, what, _), nodes in on.items()]
+    lines = [f"Device {kind}: {listed(list(nodes))} on {what}" for (kind, what, _), nodes in on.items()]
+    calibrations = dict.fromkeys(run.device.calibration for run in runs if run.device.calibration is not None)
+    return lines + [f"Steps planned by {used.file}: {used.device}, {used.measured_at}" for used in calibrations]
 
 
 def sharing_lines(use: DeviceUse) -> list[str]:

@@ -10,7 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from emulator.lab.calibrate import read_calibration
+from emulator.lab.calibration_files import read_calibration
+from emulator.live.device_lock import LOCKS_ENV
 from tests.in_process import Pdemu
 from tests.live.lab import eventually
 
@@ -34,7 +35,10 @@ def test_what_cannot_be_measured_is_refused_at_once(options: list[str], expected
 
 @pytest.mark.live
 @pytest.mark.slow
-def test_a_table_on_standard_output_progress_beside_and_a_file(tmp_path: Path, pdemu: Pdemu) -> None:
+def test_a_table_on_standard_output_progress_beside_and_a_file(
+    tmp_path: Path, pdemu: Pdemu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LOCKS_ENV, str(tmp_path))  # nobody is waited for
     path = tmp_path / "here.toml"
     ended = pdemu("calibrate", "--device", "numpy", "--quick", "--limit", "20s", "--out", path)
     assert ended.code == 0

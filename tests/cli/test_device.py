@@ -14,7 +14,9 @@ from emulator.cli.options import DeviceFlags
 from emulator.core.device_spec import DeviceSpec
 from emulator.core.errors import ConfigError
 from emulator.lab import docker
+from emulator.lab.calibration_files import write_calibration
 from tests.in_process import Pdemu
+from tests.lab.test_calibrate import measured
 from tests.live.lab import SMALL
 
 CUDA = DeviceSpec(kind="cuda", gpus=(1,))
@@ -34,6 +36,9 @@ def test_options_are_laid_over_the_topologys_device() -> None:
     assert DeviceFlags(device="cuda").applied(DeviceSpec()) == DeviceSpec(kind="cuda")
     shared = DeviceFlags(allow_shared_gpu=True).applied(CUDA)
     assert shared == DeviceSpec(kind="cuda", gpus=(1,), allow_shared_gpu=True)
+    calibrated = DeviceFlags(calibration=Path("c.toml")).applied(CUDA)
+    assert calibrated == DeviceSpec(kind="cuda", gpus=(1,), calibration="c.toml")
+    assert DeviceFlags(device="numpy").applied(calibrated) == DeviceSpec(kind="numpy")
 
 
 NEEDS_A_GPU = {
@@ -80,6 +85,16 @@ REFUSED = {
     "a search": (["goodput", "--device", "numpy"], ["--device numpy", "--live"]),
     "a break-even": (["break-even", "--device", "numpy"], ["--device numpy", "--live"]),
     "sharing what is nobody's": (["compare", "--allow-shared-gpu"], ["virtual devices share nothing"]),
+    "a calibration in a simulation": (
+        ["compare", "--launcher", "simulate", "--calibration", "c.toml"],
+        ["--calibration c.toml", "models its steps"],
+    ),
+    "a calibration in a search": (["goodput", "--calibration", "c.toml"], ["--calibration c.toml", "--live"]),
+    "a calibration of nothing": (["up", "--calibration", "c.toml"], ["--calibration c.toml", "compute nothing"]),
+    "a calibration that is not there": (
+        ["run", "--deployment", "1P1D", "--device", "numpy", "--calibration", "c.toml"],
+        ["calibration c.toml: cannot be read"],
+    ),
     "no such device": (["compare", "--device", "tpu"], ["--device", "'tpu'"]),
 }
 
@@ -93,7 +108,7 @@ def test_a_device_where_nothing_computes_is_refused(case: str, tmp_path: Path, p
 
 def test_a_topology_with_a_gpu_is_simulated_anywhere(tmp_path: Path, pdemu: Pdemu) -> None:
     path = tmp_path / "small.toml"
-    path.write_text(SMALL.read_text() + '\n[device]\nkind = "cuda"\ngpus = [3]\n')
+    path.write_text(SMALL.read_text() + '\n[device]\nkind = "cuda"\ngpus = [3]\ncalibration = "none.toml"\n')
     ended = pdemu("run", path, "--deployment", "1P1D", "--launcher", "simulate", "--json", "--out", tmp_path / "o")
     assert ended.code == 0, ended.err
     assert msgspec.json.decode(ended.out)["device"] == "virtual"
@@ -119,3 +134,47 @@ def test_a_members_device_is_read_from_the_environment(pdemu: Pdemu, monkeypatch
     text = pdemu(*asked).out
     assert text.count("reservations") == 2
     assert text.count('PDEMU_DEVICE: "cuda"') == text.count('PDEMU_ALLOW_SHARED_GPU: "1"') == 4
+
+
+COMMANDS = {
+    "run": ["run", "--deployment", "1P1D"],
+    "compare": ["compare"],
+    "up": ["up"],
+    "goodput": ["goodput", "--live"],
+    "break-even": ["break-even", "--live"],
+}
+
+
+@pytest.mark.parametrize("case", COMMANDS)
+def test_a_calibration_of_another_machine_is_one_line_before_anything_starts(
+    case: str, tmp_path: Path, pdemu: Pdemu
+) -> None:
+    path = tmp_path / "mine.toml"
+    write_calibration(path, msgspec.structs.replace(measured()[0], kind="numpy"))
+    command, *options = COMMANDS[case]
+    refused = pdemu(command, SMALL, *options, "--device", "numpy", "--calibration", path, "--out", tmp_path / "o")
+    refused.check_refusal(["mine.toml: was measured on Fake H100, and this machine has"])
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_calibration_of_another_kind_is_refused_where_a_run_is_only_planned(tmp_path: Path, pdemu: Pdemu) -> None:
+    path = tmp_path / "mine.toml"
+    write_calibration(path, msgspec.structs.replace(measured()[0], kind="numpy"))
+    refused = pdemu("compose", SMALL, "--deployment", "1P1D", "--device", "cuda", "--calibration", path)
+    refused.check_refusal(["mine.toml: is of device numpy", "calibrate with --device cuda"])
+
+
+def test_a_member_reads_the_calibration_that_its_environment_names(
+    tmp_path: Path, pdemu: Pdemu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = msgspec.structs.replace(measured()[0], kind="numpy")
+    write_calibration(tmp_path / "mine.toml", found)
+    planned = Planned(topology=SMALL, deployment="1P1D", device="numpy", calibration=tmp_path / "mine.toml").plan()
+    assert planned.device.calibration == found.units_in("mine.toml")
+    monkeypatch.setenv("PDEMU_CALIBRATION", "")
+    monkeypatch.setenv("PDEMU_DEVICE", "numpy")
+    assert "locks:/lab/locks" in pdemu("compose", SMALL, "--deployment", "1P1D").out
+    monkeypatch.setenv("PDEMU_CALIBRATION", str(tmp_path / "mine.toml"))
+    text = pdemu("compose", SMALL, "--deployment", "1P1D").out
+    assert text.count('PDEMU_CALIBRATION: "/lab/calibration/mine.toml"') == 4
+    assert "locks:" not in text

@@ -11,6 +11,7 @@ from emulator.core.device_spec import DevicePlan, DeviceSpec
 from emulator.core.errors import ConfigError
 from emulator.core.quantities import Bytes
 from emulator.core.spec_base import Spec
+from tests.core.test_calibrated_units import CALIBRATED
 
 
 class Lab(Spec, frozen=True, kw_only=True):
@@ -31,12 +32,19 @@ def test_what_is_said_reaches_the_plan() -> None:
     assert not DevicePlan().computes
 
 
+def test_a_node_measures_its_device_unless_it_is_calibrated() -> None:
+    calibrated = _device(kind="cuda", calibration="h200.toml").plan(CALIBRATED)
+    assert calibrated.calibration == CALIBRATED
+    assert [plan.measures for plan in (DevicePlan(), DevicePlan(kind="cuda"), calibrated)] == [False, True, False]
+
+
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
         ({"kind": "gpu"}, ["device.kind", "'gpu'", "virtual, numpy, cuda"]),
         ({"memory": "1GB"}, ["memory is for devices that compute", '"numpy" or "cuda"']),
         ({"allow_shared_gpu": True}, ["allow_shared_gpu is for devices that compute"]),
+        ({"calibration": "c.toml"}, ["calibration is for devices that compute", '"numpy" or "cuda"']),
         ({"kind": "numpy", "gpus": [0]}, ["gpus are CUDA devices", 'kind = "cuda"']),
         ({"kind": "cuda", "gpus": [-1]}, ["device.gpus[0] = -1", ">= 0"]),
         ({"kind": "cuda", "memory": "20"}, ["device.memory", "unit is missing"]),
@@ -60,10 +68,12 @@ def test_a_node_in_a_container_has_gpu_0_and_shares_it_with_whom_it_is_planned_t
         assert sharers == ([0, 3] if number in (0, 3) else [number])
     assert [DevicePlan(kind="cuda").gpu_of(number) for number in range(3)] == [0, 1, 2]
     assert DevicePlan(kind="cuda", gpus=(5,)).seen_from(1, 2, 0).gpus == (0, 0)
+    assert [plan.seen_from(number, 4, 0).of_node(number).gpus for number in range(4)] == [(0,)] * 4
+    assert DevicePlan(kind="cuda").of_node(1).gpus == ()
 
 
-def test_another_kind_keeps_the_limits_that_it_has_too() -> None:
-    cuda = _device(kind="cuda", memory="20GiB", gpus=[1, 0], allow_shared_gpu=True)
+def test_another_kind_keeps_the_limits_that_it_has_too_and_no_calibration() -> None:
+    cuda = _device(kind="cuda", memory="20GiB", gpus=[1, 0], allow_shared_gpu=True, calibration="h200.toml")
     assert cuda.of_kind("cuda") is cuda
     assert cuda.of_kind("numpy") == DeviceSpec(kind="numpy", memory=Bytes(20 * 2**30), allow_shared_gpu=True)
     assert cuda.of_kind("virtual") == DeviceSpec()

@@ -7,6 +7,7 @@ import pytest
 from emulator.core.device_spec import DevicePlan
 from emulator.core.device_use import DeviceUse, NodeDevice, device_use, listed
 from emulator.core.records import StepRecord
+from tests.core.test_calibrated_units import CALIBRATED
 
 H200 = "NVIDIA H200"
 
@@ -81,6 +82,12 @@ def test_steps_alike_in_one_row_are_held_against_all_that_was_planned_for_them()
     row = _step("decode-0", 2.0 * (0.1 + 0.2 + 0.3), steps=3, delta_s=0.1)
     (shared,) = device_use(DevicePlan(kind="cuda"), nodes, [row]).shared
     assert shared.stretch_p50 == pytest.approx(2.0)
+
+
+def test_the_calibration_that_steps_were_planned_by_is_told() -> None:
+    nodes = [_on("prefill-0", "gpu:a")]
+    assert device_use(DevicePlan(kind="cuda", calibration=CALIBRATED), nodes, []).calibration == CALIBRATED.used
+    assert device_use(DevicePlan(kind="cuda"), nodes, []).calibration is None
 
 
 def test_a_virtual_device_is_nobodys_and_one_without_an_id_is_not_shared() -> None:

@@ -12,13 +12,17 @@ from typing import Literal
 import pytest
 
 from emulator.core.calibration import ACTIVITIES, Calibration, fit_norm, parse, to_toml
+from emulator.core.device_use import device_digest
 from emulator.core.errors import ConfigError, DeadlineError, RunError
 from emulator.core.step_work import UnitTimes
-from emulator.lab.calibrate import calibrate, measure, read_calibration, write_calibration
+from emulator.lab.calibrate import calibrate, measure
+from emulator.lab.calibration_files import read_calibration, write_calibration
 from emulator.lab.measured_device import measured_device
 from emulator.lab.measuring import Bench, Plan, Work, quick_plan
 from emulator.lab.rivals import Rival, rival
-from emulator.live.device_lock import device_lock
+from emulator.live.device_lock import LOCKS_ENV, device_lock
+from emulator.live.numpy_device import description
+from emulator.live.processor import processor_id
 from tests.fake_device import FakeBackend, FakeClock, Speeds, fake_rivals
 
 PLAN = Plan(300.0, most=10)
@@ -138,12 +142,17 @@ def test_a_calibration_is_read_back_as_it_was(tmp_path: Path) -> None:
     assert read_calibration(path) == found
     assert [file.name for file in tmp_path.iterdir()] == ["calibration.toml"]
     assert isinstance(found.unit_times(), UnitTimes)
+    units = found.units_in(path.name)
+    assert (units.file, units.kind, units.device) == ("calibration.toml", "fake", "Fake H100")
+    assert (units.mn, units.units, units.measured_at) == (4096, found.unit_times(), found.measured_at)
 
 
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
         ("mn = 4096", "mn = 0", "mn = 0"),
+        ("format = 1", "format = 2", "has format 2, and not 1, which this version reads; calibrate anew"),
+        ("format = 1\n", "", "is no calibration of format 1"),
         ("mn = 4096", "mm = 4096", "unknown key 'mm'; allowed: "),
         ('kind = "fake"\n', "", "key 'kind' is missing"),
         ('operands = "random"', 'operands = "zeros"', "allowed: random, low-toggle"),
@@ -206,15 +215,18 @@ class Silent:
 
 @pytest.mark.live
 @pytest.mark.slow
-def test_numpy_is_calibrated_and_every_pair_is_there_or_said_to_be_missing(tmp_path: Path) -> None:
+def test_numpy_is_calibrated_and_every_pair_is_there_or_said_to_be_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LOCKS_ENV, str(tmp_path))  # others on this machine may measure too, but are not waited for
     watcher = Silent()
     found = calibrate(measured_device("numpy", None), quick_plan(20.0), watcher)
     assert watcher.parts == ["rates", "steps", "interference", "mixed steps"]
-    assert not watcher.waited
     assert len(found.interference) + sum(" beside " in line for line in found.left_out) == 27
     assert all(cell.slowdown.min > 0 for cell in found.interference)
-    assert found.device_id.startswith("cpu:")
+    assert found.device_id == device_digest(processor_id())
     assert found.driver.startswith("NumPy ")
+    assert found.device == description()
     assert not multiprocessing.active_children()
     write_calibration(tmp_path / "numpy.toml", found)
     assert read_calibration(tmp_path / "numpy.toml") == found
@@ -231,3 +243,13 @@ def test_whoever_holds_the_device_is_waited_for_in_one_line_and_not_for_ever() -
             pass
     with device_lock("test:held", 0.0, lambda: told.append("waits")):
         assert told == ["waits"]
+
+
+def test_a_folder_that_cannot_hold_the_lock_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LOCKS_ENV, str(tmp_path / "none"))
+    expected = r"cannot be locked in .*none \(No such file or directory\); name a folder by PDEMU_LOCKS"
+    with pytest.raises(ConfigError, match=expected), device_lock("test:held", 0.0):
+        raise AssertionError("locked nowhere")
+    monkeypatch.setenv(LOCKS_ENV, str(tmp_path))
+    with device_lock("test:held", 0.0):
+        assert len(list(tmp_path.iterdir())) == 1

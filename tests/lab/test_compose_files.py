@@ -71,6 +71,9 @@ def test_the_compose_file_by_hand_has_nodes_on_gpus_under_a_profile() -> None:
         assert services[name]["command"][-2:] == ["--gpu", "0"]
         assert services[name]["environment"]["PDEMU_ROUTER"] == services["client"]["environment"]["PDEMU_ROUTER"]
     assert {service["environment"]["PDEMU_DEVICE"] for service in services.values()} == {"cuda"}
+    for name in ("prefill", "decode", *on_gpus):
+        assert services[name]["environment"]["PDEMU_LOCKS"] == "/lab/locks", "those on one device measure it in turn"
+        assert "/lab/locks" in str(services[name]["volumes"])
     for name in ("prefill", "decode"):
         twin = services[f"{name}-cuda"]
         assert twin["cap_add"] == services[name]["cap_add"] == ["NET_ADMIN"]
@@ -89,6 +92,11 @@ def test_a_printed_compose_file_reserves_gpus_in_a_form_that_compose_reads(tmp_p
         "prefill-0": ["2"],
         "decode-0": ["1"],
     }
+
+
+def test_the_image_has_a_folder_for_locks_that_anybody_may_write_to() -> None:
+    """A new volume is like the folder at its place."""
+    assert "WORKDIR /lab\nRUN install -d -m 1777 locks\n" in (ROOT / "Dockerfile").read_text()
 
 
 def test_what_an_image_with_cupy_is_built_from_reaches_the_build() -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from emulator.core.deploy import plan_runs
-from emulator.core.device_spec import DeviceSpec
+from emulator.core.device_spec import DeviceName, DevicePlan, DeviceSpec
 from emulator.core.errors import ConfigError
 from emulator.core.run_spec import RunSpec
 from emulator.core.workload import plan_load
@@ -18,6 +18,7 @@ from emulator.lab.compose import ComposeLauncher, literal, mount, parse_line, re
 from emulator.lab.leftovers import Ledger, new_run_id
 from emulator.lab.topology_files import load_topology
 from emulator.live.status import Failed, Underway
+from tests.core.test_calibrated_units import CALIBRATED
 from tests.live.lab import SMALL, TOPOLOGIES
 
 
@@ -73,12 +74,17 @@ def test_a_colocated_run_has_no_kv_network_and_needs_no_right_to_shape() -> None
     assert "kv" not in text.split("services:")[1]
 
 
+FILES = {"trace": Path("/data/requests.csv"), "calibration": Path("/measured/h200.toml")}
+
+
 def test_what_is_asked_for_is_in_every_members_environment() -> None:
-    text = render_for_hand(_run(SMALL, "1P1D"), SMALL, {"PDEMU_RATE": "2"}, Path("/data/requests.csv"))
+    text = render_for_hand(_run(SMALL, "1P1D"), SMALL, {"PDEMU_RATE": "2"}, FILES)
     for service in _services(text).values():
         assert 'PDEMU_RATE: "2"' in service
         assert 'PDEMU_TOPOLOGY: "/lab/topology/small.toml"' in service
         assert 'PDEMU_TRACE: "/lab/trace/requests.csv"' in service
+        assert 'PDEMU_CALIBRATION: "/lab/calibration/h200.toml"' in service
+        assert "/measured:/lab/calibration:ro" in service
         assert f"{SMALL.parent}:/lab/topology:ro" in service
         assert "/data:/lab/trace:ro" in service
 
@@ -119,6 +125,19 @@ def test_other_devices_reserve_nothing_and_need_no_cupy(device: DeviceSpec) -> N
     assert "deploy:" not in text
     assert "--gpu" not in text
     assert "EXTRA" not in text
+
+
+@pytest.mark.parametrize("kind", ["numpy", "cuda"])
+def test_nodes_that_measure_their_device_lock_it_in_one_volume(kind: DeviceName) -> None:
+    run = _run(SMALL, "1P1D", DeviceSpec(kind=kind))
+    text = render(run, {}, [], "/x:/y")
+    locking = [name for name, service in _services(text).items() if "locks:/lab/locks" in service]
+    assert locking == ["prefill-0", "decode-0"]
+    assert all('PDEMU_LOCKS: "/lab/locks"' in _services(text)[name] for name in locking)
+    assert text.endswith("volumes:\n  locks: {}\n")
+    calibrated = msgspec.structs.replace(run, device=DevicePlan(kind=kind, calibration=CALIBRATED))
+    for other in (calibrated, _run(SMALL, "1P1D")):
+        assert "locks" not in render(other, {}, [], "/x:/y"), "nobody measures"
 
 
 def test_a_path_that_compose_would_misread_is_refused() -> None:

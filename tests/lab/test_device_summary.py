@@ -16,12 +16,14 @@ from emulator.core.run_spec import RunSpec
 from emulator.core.run_summary import RunResult
 from emulator.core.specs import Topology
 from emulator.lab import experiment as lab
+from emulator.lab.calibration_files import write_calibration
 from emulator.lab.catalog_files import load_catalog
 from emulator.lab.launch import LiveResult
 from emulator.lab.topology_files import load_topology
 from emulator.live.reports import KvReport, NodeReport, RouterReport, RunReport
 from emulator.live.status import Underway
 from emulator.simulate import simulate
+from tests.lab.test_calibrate import measured
 from tests.live.lab import SMALL
 
 
@@ -135,3 +137,23 @@ def test_a_topology_with_a_device_is_simulated_without_it(tmp_path: Path) -> Non
     how = lab.Conditions(launcher="simulate")
     prepared = lab.prepare(topology, load_catalog(), {}, how, out=tmp_path / "o")
     assert {run.device.kind for run in prepared.runs} == {"virtual"}
+
+
+def test_the_calibration_of_a_run_is_recorded_and_its_folder_is_not(tmp_path: Path) -> None:
+    found = msgspec.structs.replace(measured()[0], kind="cuda")
+    write_calibration(tmp_path / "mine.toml", found)
+    device = DeviceSpec(kind="cuda", calibration=str(tmp_path / "mine.toml"))
+    document, results = _compared(device, tmp_path / "o", _own_gpu)
+    used = {"file": "mine.toml", "device": "Fake H100", "measured_at": found.measured_at}
+    assert [run["device"]["calibration"] for run in document["runs"]] == [used, used]
+    assert results[0].summary.device.calibration is not None
+    manifest = (tmp_path / "o" / "1P1D@0.2Gbps" / "manifest.json").read_bytes()
+    recorded = msgspec.json.decode(manifest)
+    assert recorded["device"]["calibration"] == used | {
+        "kind": "cuda",
+        "mn": found.mn,
+        "units": msgspec.json.decode(msgspec.json.encode(found.unit_times())),
+    }
+    assert recorded["topology"]["device"]["calibration"] == "mine.toml"
+    assert str(tmp_path).encode() not in manifest
+    assert f"Steps planned by mine.toml: Fake H100, {found.measured_at}" in (tmp_path / "o" / "report.html").read_text()

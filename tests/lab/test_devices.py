@@ -6,19 +6,25 @@ import ctypes
 import importlib.util
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from emulator.core.device_spec import DeviceSpec
+from emulator.core.calibration import Calibration, ReadRate, Spread
+from emulator.core.device_spec import DeviceName, DeviceSpec
 from emulator.core.errors import ConfigError
-from emulator.lab.devices import check_device
+from emulator.lab.calibration_files import write_calibration
+from emulator.lab.devices import check_device, gpu_name, load_calibration
+from emulator.live import numpy_device
+from tests.lab.test_calibrate import measured
 
 CUDA = DeviceSpec(kind="cuda")
 
 
 class Driver:
-    """A driver's library with `gpus` GPUs, or one that does not come up, with this code."""
+    """A driver's library with `gpus` H200, or one that does not come up, with this code."""
 
     def __init__(self, gpus: int, code: int = 0) -> None:
         self.gpus, self.code = gpus, code
@@ -28,6 +34,14 @@ class Driver:
 
     def cuDeviceGetCount(self, count: Any) -> int:
         count._obj.value = self.gpus
+        return 0
+
+    def cuDeviceGet(self, device: Any, gpu: int) -> int:
+        device._obj.value = gpu
+        return 0 if gpu < self.gpus else 101
+
+    def cuDeviceGetName(self, name: Any, nbytes: int, device: Any) -> int:
+        name.value = b"NVIDIA H200"
         return 0
 
 
@@ -112,3 +126,71 @@ def test_the_command_line_never_imports_cupy() -> None:
         "sys.exit(any(name.split('.')[0] in ('cupy', 'cupyx', 'cupy_backends') for name in sys.modules))\n"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+# --- calibrations ---------------------------------------------------------------------------------------------------
+
+
+STILL = ReadRate(gb_per_s=Spread.of([0.0]), launch_us=Spread.of([3.0]))
+
+
+@pytest.fixture(scope="module")
+def found() -> Calibration:
+    return measured()[0]
+
+
+def _calibrated(folder: Path, found: Calibration, kind: DeviceName, **changes: Any) -> DeviceSpec:
+    """A device planned by what was found, with these changes."""
+    path = folder / "mine.toml"
+    write_calibration(path, msgspec.structs.replace(found, **{"kind": kind, **changes}))
+    return DeviceSpec(kind=kind, calibration=str(path))
+
+
+def test_a_calibration_is_read_as_figures(found: Calibration, tmp_path: Path) -> None:
+    units = load_calibration(_calibrated(tmp_path, found, "cuda"))
+    assert units is not None
+    assert (units.file, units.units) == ("mine.toml", found.unit_times())
+    assert load_calibration(DeviceSpec(kind="cuda")) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "expected"),
+    [
+        ("cuda", {}, "mine.toml: is of device cuda, and steps are to run on numpy"),
+        ("numpy", {"read": STILL}, "cannot be planned by the calibration of Fake H100: units of work must"),
+        ("numpy", {"gemms": (), "read": None}, "has no gemms and read: steps cannot be planned by it"),
+    ],
+)
+def test_a_calibration_that_steps_cannot_be_planned_by_is_refused(
+    kind: DeviceName, changes: dict[str, Any], expected: str, found: Calibration, tmp_path: Path
+) -> None:
+    device = msgspec.structs.replace(_calibrated(tmp_path, found, kind, **changes), kind="numpy")
+    for refusing in (load_calibration, lambda spec: check_device(spec, "local")):
+        with pytest.raises(ConfigError, match=expected):
+            refusing(device)
+    with pytest.raises(ConfigError, match=r"calibration .*none\.toml: cannot be read: No such file"):
+        load_calibration(DeviceSpec(kind="numpy", calibration=str(tmp_path / "none.toml")))
+
+
+def test_a_calibration_of_another_processor_is_refused_here_and_by_a_node_in_a_container(
+    found: Calibration, tmp_path: Path
+) -> None:
+    check_device(_calibrated(tmp_path, found, "numpy", device=numpy_device.description()), "local")
+    other = _calibrated(tmp_path, found, "numpy")
+    for device in (other, other.plan(load_calibration(other))):
+        with pytest.raises(ConfigError, match="was measured on Fake H100, and this machine has "):
+            check_device(device, "members")
+        check_device(device, "compose")
+
+
+def test_a_calibration_of_another_gpu_is_refused_by_the_drivers_name_of_it(
+    found: Calibration, tmp_path: Path, cupy: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _with(monkeypatch, Driver(2))
+    assert gpu_name(1) == "NVIDIA H200"
+    check_device(_calibrated(tmp_path, found, "cuda", device="NVIDIA H200 (CUDA 12.8)"), "local")
+    other = msgspec.structs.replace(_calibrated(tmp_path, found, "cuda", device="NVIDIA L4 (CUDA 12.8)"), gpus=(1,))
+    with pytest.raises(ConfigError, match=r"measured on NVIDIA L4 \(CUDA 12\.8\), and GPU 1 here has NVIDIA H200"):
+        check_device(other, "local")
+    check_device(other, "compose")
+    check_device(other, "simulate")

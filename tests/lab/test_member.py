@@ -7,11 +7,22 @@ import os
 import msgspec
 import pytest
 
-from emulator.core.device_spec import DeviceSpec
+from emulator.core.device_spec import DevicePlan, DeviceSpec
 from emulator.core.errors import ConfigError, DeadlineError
+from emulator.lab import member
 from emulator.lab.catalog_files import load_catalog
 from emulator.lab.experiment import prepare
-from emulator.lab.member import Access, Identity, on_gpu, own_address, parse_address, plan_member, resolve
+from emulator.lab.member import (
+    Access,
+    Identity,
+    Member,
+    on_gpu,
+    on_own_gpu,
+    own_address,
+    parse_address,
+    plan_member,
+    resolve,
+)
 from emulator.lab.topology_files import load_topology
 from tests.live.lab import SMALL, TOPOLOGIES
 
@@ -46,6 +57,35 @@ def test_a_node_may_have_a_gpu_of_its_machines_choice() -> None:
     virtual = plan_member(load_topology(SMALL), load_catalog(), {}, "1P1D", verify_kv=False, force=False)
     with pytest.raises(ConfigError, match="the run's device is virtual; give all members --device cuda"):
         on_gpu(virtual, "decode-0", 0)
+
+
+def test_a_node_that_is_told_nothing_of_gpus_has_one_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = msgspec.structs.replace(load_topology(SMALL), device=DeviceSpec(kind="cuda"))
+    run = plan_member(cuda, load_catalog(), {}, "1P1D", verify_kv=False, force=False)
+    monkeypatch.setattr(member, "visible_gpus", lambda: 1)
+    for number, name in enumerate(("prefill-0", "decode-0")):
+        gpus = on_own_gpu(run, name).device.gpus
+        assert gpus[number] == 0
+        assert gpus.count(0) == 1
+    monkeypatch.setattr(member, "visible_gpus", lambda: 8)
+    assert on_own_gpu(run, "decode-0").device.gpus[1] == 1
+    told = on_gpu(run, "decode-0", 0)
+    assert on_own_gpu(told, "decode-0") is told
+
+
+def test_a_node_in_a_container_need_not_see_the_gpus_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    topology = msgspec.structs.replace(load_topology(SMALL), device=DeviceSpec(kind="cuda"))
+    run = on_gpu(plan_member(topology, load_catalog(), {}, "1P1D", verify_kv=False, force=False), "decode-0", 0)
+    checked: list[DevicePlan] = []
+
+    def check(device: DevicePlan, launcher: str) -> None:
+        checked.append(device)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(member, "check_device", check)
+    with pytest.raises(ConfigError, match="enough"):
+        Member(run=run, access=Access(), tell=lambda _: None).serve("decode-0", "127.0.0.1:1", "127.0.0.1")
+    assert [device.gpus for device in checked] == [(0,)]
 
 
 def test_beyond_loopback_keys_are_needed_or_insecure_on_purpose() -> None:

@@ -46,6 +46,13 @@ def test_a_file_extends_others_and_names_in_it_are_relative_to_itself(tmp_path: 
     assert Path(arrivals.file) == tmp_path / "shared" / "requests.csv"
 
 
+def test_a_calibration_is_relative_to_the_file_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    _write(tmp_path / "shared", gpu='[device]\nkind = "cuda"\ncalibration = "h200.toml"\n')
+    _write(tmp_path, top='extends = ["shared/gpu.toml", "base.toml"]\n', base=BASE)
+    assert load_topology(tmp_path / "top.toml").device.calibration == str(tmp_path / "shared" / "h200.toml")
+
+
 @pytest.mark.parametrize(
     ("extends", "problem"),
     [

@@ -44,6 +44,7 @@ def opened(kind: str) -> Iterator[Opened]:
     content = KvContent(SEED)
     backend = measured_device("cuda" if kind == "cuda" else "numpy", None).open()
     try:
+        backend.warm_up()
         store: KvStore
         if isinstance(backend, NumpyBackend):
             store = NumpyKvStore(

@@ -46,6 +46,9 @@ class FakeBackend:
         self.worked_s += seconds
         self.free_s = max(self.free_s, self.now_s) + seconds * self.slowness
 
+    def warm_up(self, units: UnitTimes | None = None) -> None:
+        self.calls.append(("warm_up", units))
+
     def gemm(self, k: int, times: int) -> None:
         self.calls.append(("gemm", k, times))
         self._work(StepWork(gemms=((k, times),)))

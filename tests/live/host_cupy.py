@@ -214,8 +214,9 @@ class HostCupy:
 
 
 def open_host(host: HostCupy, memory_bytes: int | None = None) -> CudaBackend:
-    """The stand-in's GPU, opened; what that took is forgotten."""
+    """The stand-in's GPU, opened and warm; what that took is forgotten."""
     backend = CudaBackend(host, 0, ABOUT, memory_bytes)
+    backend.warm_up()
     host.launched.clear()
     host.gemms.clear()
     return backend

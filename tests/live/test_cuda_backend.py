@@ -9,6 +9,7 @@ import pytest
 
 from emulator.core.byte_runs import Run
 from emulator.core.errors import CapacityError, RunError
+from emulator.core.step_work import UnitTimes
 from emulator.live.cuda import CudaBackend, open_cuda
 from emulator.live.cuda_backend import GEMM_KS, MN, UNIT_S, read_buffer_bytes
 from emulator.live.cuda_gpu import run_blocks
@@ -24,6 +25,26 @@ def test_opening_finds_the_units_that_take_200_us_at_most(host: HostCupy) -> Non
     assert backend.gemm_ks == tuple(k for k in GEMM_KS if takes_s[k] < 1.1 * UNIT_S) == (512, 1024)
     assert backend.read_bytes_at_hand == READ_BYTES
     assert backend.description == "Host GPU (driver 1.0)"
+
+
+def test_calibrated_units_are_taken_as_they_are(kernels: dict[str, Launcher]) -> None:
+    host = HostCupy(kernels, TOTAL_BYTES)
+    backend = CudaBackend(host, 0, ABOUT, None)
+    assert not host.gemms, "what loads and times is left to warming up"
+    rate = READ_BYTES_PER_S / 2
+    units = UnitTimes(gemm_s=((4096, 1e-3),), fill_s=1e-6, fill_launch_s=0.0, read_bytes_per_s=rate, read_launch_s=0.0)
+    backend.warm_up(units)
+    assert backend.gemm_ks == GEMM_KS
+    host.launched.clear()
+    backend.read(READ_BYTES)
+    assert len(host.launched) == -(-READ_BYTES // int(UNIT_S * rate)) == 2, "launches are as long as the rate says"
+
+
+def test_nodes_that_share_a_gpu_divide_what_is_free(kernels: dict[str, Launcher]) -> None:
+    backend = CudaBackend(HostCupy(kernels, 2 * TOTAL_BYTES), 0, ABOUT, None, sharers=2)
+    assert backend.read_bytes_at_hand == READ_BYTES == TOTAL_BYTES // 4
+    granted = CudaBackend(HostCupy(kernels, 2 * TOTAL_BYTES), 0, ABOUT, TOTAL_BYTES, sharers=2)
+    assert granted.read_bytes_at_hand == READ_BYTES, "what is granted is for each node"
 
 
 def test_gemms_are_of_two_dimensions_and_whole(host: HostCupy) -> None:

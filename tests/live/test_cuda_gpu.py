@@ -31,6 +31,7 @@ def bench() -> Iterator[Bench]:
     sharpen_timers()
     backend = measured_device("cuda", 0).open()
     try:
+        backend.warm_up()
         yield Bench(backend, Plan(45.0, most=8), Clock(), lambda _: None)
     finally:
         backend.close()

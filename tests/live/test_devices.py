@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
 import msgspec
 import pytest
 
+from emulator.core.calibrated_units import CalibratedUnits
 from emulator.core.device_spec import DevicePlan
-from emulator.core.errors import CapacityError
+from emulator.core.errors import CapacityError, ConfigError, DeadlineError
 from emulator.core.run_spec import RunSpec
+from emulator.core.step_work import UnitTimes
 from emulator.live import devices
 from emulator.live.device import Device, VirtualDevice
-from emulator.live.devices import gpu_of, open_device
+from emulator.live.device_lock import device_lock
+from emulator.live.devices import gpu_of, open_device, unit_times
 from emulator.live.numpy_device import NumpyBackend, NumpyKvStore
 from emulator.live.status import Assignment
 from tests.builders import load_plan, node_spec, pair, run_spec
+from tests.live.fake_backend import UNITS, FakeBackend
 
 
 def a_run(plan: DevicePlan, nodes: Any = None) -> RunSpec:
@@ -102,3 +107,58 @@ def test_nodes_take_gpus_in_turn_and_begin_anew() -> None:
     run = a_run(DevicePlan(), [node_spec(f"colocated-{n}") for n in range(5)])
     assert [gpu_of(run, node.name, (3, 1)) for node in run.nodes] == [3, 1, 3, 1, 3]
     assert [gpu_of(run, node.name, tuple(range(8))) for node in run.nodes] == [0, 1, 2, 3, 4]
+
+
+def test_a_device_without_calibration_is_warm_and_measured_while_nobody_else_measures() -> None:
+    held: list[bool] = []
+
+    class Watched(FakeBackend):
+        def warm_up(self, units: UnitTimes | None = None) -> None:
+            assert units is None
+            held.append(_is_locked(self.device_id))
+
+        def time_s(self, enqueue: Callable[[], None], repeats: int = 1) -> list[float]:
+            held.append(_is_locked(self.device_id))
+            return super().time_s(enqueue, repeats)
+
+    backend = Watched()
+    units = unit_times(backend, None, "prefill-0")
+    assert all(held)
+    assert len(held) > 2
+    assert not _is_locked(backend.device_id)
+    assert units.read_bytes_per_s == pytest.approx(UNITS.read_bytes_per_s)
+
+
+def _is_locked(device_id: str) -> bool:
+    try:
+        with device_lock(device_id, 0.0):
+            return False
+    except DeadlineError:
+        return True
+
+
+CALIBRATED = CalibratedUnits(
+    file="c.toml", kind="fake", device="fake device", measured_at="2026-11-30", mn=1, units=UNITS
+)
+
+
+def test_a_calibrated_device_is_planned_by_its_figures_and_never_measured() -> None:
+    backend = FakeBackend()
+    with device_lock(backend.device_id, 60.0):
+        assert unit_times(backend, CALIBRATED, "prefill-0") is UNITS
+    assert backend.calls == [("warm_up", UNITS)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"device": "fake device 2"}, "was measured on fake device 2, and prefill-0 has fake device;"),
+        ({"kind": "cuda"}, "is of device cuda"),
+        ({"mn": 2}, "GEMMs that prefill-0 does not know"),
+    ],
+)
+def test_a_calibration_of_another_device_is_refused_before_any_work(changes: dict[str, Any], expected: str) -> None:
+    backend = FakeBackend()
+    with pytest.raises(ConfigError, match=expected):
+        unit_times(backend, msgspec.structs.replace(CALIBRATED, **changes), "prefill-0")
+    assert backend.calls == []

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from emulator.core.calibrated_units import CalibratedUnits
 from emulator.core.deploy import plan_runs
 from emulator.core.device_spec import DevicePlan
 from emulator.core.errors import ConfigError
@@ -18,7 +20,10 @@ from emulator.lab.catalog_files import load_catalog
 from emulator.lab.launch import ProcessLauncher
 from emulator.lab.sites import make_site
 from emulator.lab.topology_files import load_topology
+from emulator.live.device_lock import device_lock
+from emulator.live.numpy_device import MN, NumpyBackend, description
 from emulator.live.reports import RunReport
+from emulator.live.unit_times import measure_units
 from tests.builders import load_plan, request
 from tests.live.lab import SMALL
 
@@ -84,6 +89,20 @@ def test_kv_arrives_as_it_was_computed(tmp_path: Path, keys: str, scale: str) ->
     report = launch(run, tmp_path)
     check_kv(run, report)
     assert sum(node.preemptions for node in report.nodes) == 0
+
+
+def test_calibrated_nodes_compute_by_what_they_were_sent(tmp_path: Path) -> None:
+    with closing(NumpyBackend()) as backend, device_lock(backend.device_id, 60.0):
+        units = measure_units(backend)
+    calibration = CalibratedUnits(
+        file="c.toml", kind="numpy", device=description(), measured_at="2026-11-30", mn=MN, units=units
+    )
+    few = load_plan([request(f"r{n}", prompt_tokens=96, max_tokens=4) for n in range(4)], duration_s=0.1)
+    run = numpy_run(tmp_path, device=DevicePlan(kind="numpy", calibration=calibration), load=few)
+    check_kv(run, launch(run, tmp_path))
+    other = msgspec.structs.replace(calibration, device="another processor, 2 cores")
+    with pytest.raises(ConfigError, match=r"^calibration c\.toml: was measured on another .*, and \w+-0 has "):
+        launch(msgspec.structs.replace(run, device=DevicePlan(kind="numpy", calibration=other)), tmp_path)
 
 
 @pytest.mark.parametrize("preemption", ["recompute", "prefill"])

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from emulator.core.calibrated_units import CalibrationUsed
 from emulator.core.compare_summary import CompareSummary
 from emulator.core.device_use import DeviceUse, NodeDevice, SharedDevice
 from emulator.report.table import (
@@ -168,6 +169,14 @@ def test_each_piece_of_hardware_is_named_once_and_a_virtual_device_never() -> No
     assert text.count("Device cuda: decode-0 on NVIDIA H200") == 1
     assert "shared" not in text
     assert "Device" not in printed(render(made_compare([virtual])))
+
+
+def test_each_calibration_is_named_once() -> None:
+    used = CalibrationUsed(file="h200.toml", device="NVIDIA H200 (driver 1.0)", measured_at="2026-11-30T07:00:00+00:00")
+    use = msgspec.structs.replace(shared_gpu(), calibration=used)
+    runs = [made_run([made_record()], SLO, deployment=name, device=use) for name in ("a", "b")]
+    line = "Steps planned by h200.toml: NVIDIA H200 (driver 1.0), 2026-11-30T07:00:00+00:00"
+    assert printed(render(made_compare(runs)), width=200).count(line) == 1
 
 
 def _second_gpu(node: str) -> NodeDevice:
