@@ -95,8 +95,16 @@ def test_details_have_a_value_for_each_request() -> None:
     assert found["output_lens"] == [3, 5, 0]
     assert found["ttfts"] == pytest.approx([0.1, 0.1, 0.0])
     assert found["itls"] == [pytest.approx([0.05, 0.05]), pytest.approx([0.1, 0.1]), []]
+    assert found["latencies"] == pytest.approx([0.2, 0.3, 0.0])
+    assert found["start_times"] == [e.sent_s for e in (*TWO, failed)]
+    assert found["queue_times"] == pytest.approx([0.0, 0.5, 0.0])
     assert found["errors"] == ["", "", "HTTP 500: oops"]
     assert "ttfts" not in document(TWO)
+
+
+def test_what_was_not_sent_has_no_start() -> None:
+    found = document([*TWO, exchange(2, sent_s=None, ended=False)], detailed=True)
+    assert (found["start_times"][2], found["queue_times"][2], found["latencies"][2]) == (None, None, 0.0)
 
 
 def test_tokens_that_are_counted_differently_are_counted() -> None:

@@ -124,16 +124,21 @@ def _per_s(count: float, duration_s: float) -> float | None:
 
 
 def _details(exchanges: Sequence[Exchange]) -> dict[str, Any]:
-    """A value a request, in the order in which they were due; seconds, and 0 for what failed, as vLLM has it."""
+    """A value a request, in the order in which they were due; seconds, and 0 for what failed, as vLLM has it.
+
+    Instants are seconds from the start of the run; a request that was not sent has none, nor has it waited.
+    """
     ended = [e.outcome == "completed" and e.sent_s is not None for e in exchanges]
     times = [e.seen.token_times_s for e in exchanges]
+    sent = [e.sent_s or 0.0 for e in exchanges]
     return {
         "input_lens": [e.prompt_tokens for e in exchanges],
         "output_lens": [e.output_tokens if ok else 0 for e, ok in zip(exchanges, ended, strict=True)],
-        "ttfts": [
-            e.seen.token_times_s[0] - (e.sent_s or 0.0) if ok else 0.0 for e, ok in zip(exchanges, ended, strict=True)
-        ],
+        "ttfts": [row[0] - at if ok else 0.0 for row, at, ok in zip(times, sent, ended, strict=True)],
         "itls": [np.diff(row).tolist() if ok else [] for row, ok in zip(times, ended, strict=True)],
+        "latencies": [row[-1] - at if ok else 0.0 for row, at, ok in zip(times, sent, ended, strict=True)],
+        "start_times": [e.sent_s for e in exchanges],
+        "queue_times": [None if e.sent_s is None else e.sent_s - e.request.scheduled_s for e in exchanges],
         "generated_texts": ["".join(e.seen.text) for e in exchanges],
         "errors": [e.record().reason for e in exchanges],
     }
