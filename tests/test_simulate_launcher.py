@@ -40,3 +40,22 @@ def test_a_simulated_comparison_leaves_what_a_live_one_does(tmp_path: Path) -> N
 def test_what_a_simulation_does_not_have_is_refused(option: tuple[str, str], tmp_path: Path, pdemu: Pdemu) -> None:
     pdemu("compare", SMALL, "--launcher", "simulate", *option, "--out", tmp_path / "o").check_refusal([option[0]])
     assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize(("at_most", "code"), [(1e9, 0), (1e-9, 1)])
+def test_a_checked_comparison_ends_by_whether_it_is_as_expected(
+    at_most: float, code: int, tmp_path: Path, pdemu: Pdemu
+) -> None:
+    topology = tmp_path / "expects.toml"
+    expectation = f'sentence = "So it is"\ndeployment = "1P1D"\nmetric = "ttft_ms.p50"\nat_most = {at_most}'
+    unmeasured = (
+        'sentence = "Or so"\ndeployment = "1P1D"\nkv_bandwidth = "7Gbps"\nmetric = "ttft_ms.p50"\nat_most = 1.0'
+    )
+    topology.write_text(f"{SMALL.read_text()}\n[[expectations]]\n{expectation}\n[[expectations]]\n{unmeasured}\n")
+    simulated = ("compare", topology, "--launcher", "simulate", "--json")
+    checked = pdemu(*simulated, "--check", "--out", tmp_path / "checked")
+    assert checked.code == code, checked.err
+    found = msgspec.json.decode(checked.out)
+    assert [expected["holds"] for expected in found["expectations"]] == [code == 0, None]
+    assert found["parity"] == [], "there is nothing to simulate beside it"
+    assert pdemu(*simulated, "--out", tmp_path / "plain").code == 0

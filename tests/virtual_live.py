@@ -25,7 +25,7 @@ from emulator.live.client import ClientProcess
 from emulator.live.clock import ModelClock
 from emulator.live.node import NodeProcess
 from emulator.live.reports import KvReport, RunReport
-from emulator.live.router import RouterProcess
+from emulator.live.router import RUN_CLIENT, RouterProcess
 from emulator.live.status import Assignment
 
 START_S = 1_000.0
@@ -271,7 +271,7 @@ async def _live(run: RunSpec) -> RunReport:
     for process in nodes:
         await process.join(JOIN_S)
         serving.append(asyncio.create_task(process.serve()))
-    driver = ClientProcess(task("client", membership.NAME))
+    driver = ClientProcess(task("client", RUN_CLIENT))
     await driver.join(JOIN_S)
     report = await driver.drive(lambda _: None)
     await asyncio.gather(*serving)

@@ -13,7 +13,7 @@ from rich.console import Console
 from emulator.cli.display import stdout
 from emulator.cli.options import DeviceFlags, TraceFlags, Traffic, read_topology, taking
 from emulator.core.deploy import context_tokens
-from emulator.core.errors import ConfigError
+from emulator.core.errors import ConfigError, RunError
 from emulator.core.listen import Listen
 from emulator.core.record_limits import RecordLimits
 from emulator.core.tokenizer_files import tokenizer_files
@@ -146,8 +146,15 @@ def up(
         beside = f", and at {ready.router} to those who know PDEMU_SECRET" if secret and launcher == "local" else ""
         told.print(f"{run.label} serves {run.model} at {ready.http}/v1{beside}; Ctrl-C ends it")
 
+    downs: list[str] = []
     served = Service(
-        http=service, stop=asyncio.Event(), on_ready=on_ready, on_news=told.print, metrics=metrics_listen, secret=secret
+        http=service,
+        stop=asyncio.Event(),
+        on_ready=on_ready,
+        on_news=told.print,
+        on_down=downs.append,
+        metrics=metrics_listen,
+        secret=secret,
     )
     summary = serving.serve(prepared, served)
     told.print(f"Results: {prepared.folder}")
@@ -156,6 +163,8 @@ def up(
     else:
         console = stdout()
         console.print(table.render(summary, judged=False, width=console.width))
+    if downs:
+        raise RunError(downs[0])
 
 
 def tokenizer(

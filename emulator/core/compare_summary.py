@@ -148,6 +148,11 @@ class CompareSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     cost_basis: str = COST_BASIS
     device: DeviceName = "virtual"
 
+    @property
+    def as_expected(self) -> bool:
+        """Whether no expectation is known not to hold."""
+        return all(expected.holds is not False for expected in self.expectations)
+
 
 def stated_first_token(modes: Iterable[FirstToken | None]) -> StatedFirstToken | None:
     """One word for the modes of many runs: theirs where they agree, None without any."""

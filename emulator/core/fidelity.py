@@ -6,7 +6,7 @@ A run that was not is stamped with what failed and the `scale.time` that would c
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,6 +21,8 @@ from emulator.core.run_summary import Fidelity
 STEP_LATENESS_MS = 1.0
 STEP_LATENESS_SHARE = 0.04
 LOOP_LAG_MS = 2.0
+STALL_S = 0.5
+"""A process whose event loop is so late at once did not run: it was stopped, or starved."""
 SCHEDULE_DELAY_MS = 5.0
 CLOCK_UNCERTAINTY_MS = 1.0
 LINK_TOLERANCE = 0.03
@@ -41,8 +43,9 @@ class ObservedTransfer:
 class Observed:
     """What was measured during a run. Lags and delays in model seconds, CPU shares of 1 per core and second.
 
-    `impossible` are the laws of physics that it breaks (`core.physics`). Steps of nodes that share a device are not
-    held to their planned time, which they cannot keep; that they share it is a reason of its own, unless allowed.
+    `longest_lag_s` is the worst lag of each process, by its name. `impossible` are the laws of physics that the run
+    breaks (`core.physics`). Steps of nodes that share a device are not held to their planned time, which they cannot
+    keep; that they share it is a reason of its own, unless allowed.
     """
 
     steps: Sequence[StepRecord]
@@ -51,6 +54,7 @@ class Observed:
     transfers: Sequence[ObservedTransfer]
     cpu_busy: Sequence[float]
     probes: Sequence[Probe] = ()
+    longest_lag_s: Mapping[str, float] = field(default_factory=dict)
     unretained_bytes: int = 0
     dropped_frames: int = 0
     qdisc_drops: int = 0
@@ -78,8 +82,10 @@ def judge(run: RunSpec, observed: Observed) -> Fidelity:
         ("uncertainty of the clocks of several hosts", observed.clock_uncertainty_s * 1e3, CLOCK_UNCERTAINTY_MS),
     ]
     over = [(name, value, bound) for name, value, bound in bounded if value is not None and value > bound]
-    reasons = [f"{name} {value:.2f} ms is above {bound:.2f} ms" for name, value, bound in over]
-    cures = [value / bound for _, value, bound in over]
+    stalls = [(name, lag_s) for name, lag_s in observed.longest_lag_s.items() if lag_s > STALL_S]
+    reasons = [f"{name} did not run for {lag_s:.2f} s" for name, lag_s in stalls]
+    reasons += [f"{name} {value:.2f} ms is above {bound:.2f} ms" for name, value, bound in over]
+    cures = [] if stalls else [value / bound for _, value, bound in over]  # slower clocks wake nobody
     reasons += [f"UNSHAPED: {problem}" for probe in observed.probes if (problem := probe.problem())]
     if ratio is not None and abs(ratio - 1) > LINK_TOLERANCE:
         reasons.append(f"KV links reached {ratio:.1%} of the payload rate asked for")

@@ -18,6 +18,8 @@ for the present one.
 
 from __future__ import annotations
 
+import math
+
 from emulator.core import handover
 from emulator.core.effects import Send
 from emulator.core.messages import (
@@ -99,7 +101,10 @@ class Router:
         return []
 
     def lost(self, peer: str) -> list[Send]:
-        """A peer is gone: its requests go to other nodes when no token has been sent yet, else they fail."""
+        """A peer is gone: requests go from a node to others when no token has been sent yet, else they fail.
+
+        Those of a client are aborted; how they ended is said to it as to one that is there.
+        """
         self._clients.discard(peer)
         node = self._nodes.lose(peer)
         if node is not None:
@@ -107,10 +112,15 @@ class Router:
         sends: list[Send] = []
         for request in list(self._requests.values()):
             if request.client == peer:
-                sends += self._end(request, "aborted", "", tell_client=False)
+                sends += self._end(request, "aborted", "")
             elif node is not None and node in request.nodes:
                 sends += self._retry(request, f"node {peer} was lost")
         return sends
+
+    def dismiss(self, peer: str) -> None:
+        """A node has nothing more to say: from now on its silence is no loss."""
+        if (node := self._nodes.get(peer)) is not None:
+            node.heard_s = math.inf
 
     def tick(self, now_s: float) -> list[Send]:
         """Once in a while: nodes that fell silent are lost, requests past their deadline fail."""
@@ -337,13 +347,10 @@ class Router:
         detail: str,
         *,
         cause: FailureCause | None = None,
-        tell_client: bool = True,
     ) -> list[Send]:
         sends = self._leave(request)
         self._requests.pop(request.request_id, None)
         self._ended.add(request.request_id)
-        if not tell_client:
-            return sends
         finished = Finished(
             request.request_id, reason, detail, request.prefill_name, request.decode_name, request.times, cause
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
@@ -36,7 +36,7 @@ from emulator.lab.launch import Launcher, LiveResult, ProcessLauncher
 from emulator.lab.parallel import simulate_all
 from emulator.lab.run_folder import RunFolder, new_folder, pretty
 from emulator.lab.simulated import MODELLED, SIMULATE, simulated_result, transfer_rows
-from emulator.lab.sites import LauncherName, ShapingName, choose_shaping, make_site
+from emulator.lab.sites import CLIENT, ROUTER, LauncherName, ShapingName, choose_shaping, make_site
 from emulator.live.reports import RunReport, TransferRow
 from emulator.live.status import Underway
 from emulator.simulate import simulate
@@ -54,7 +54,7 @@ MakeLauncher = Callable[["Experiment", RunSpec, int, Path, Callable[[Underway], 
 class Conditions:
     """How an experiment is run: where, links shaped by whom, KV checked, links that are not as asked allowed.
 
-    With `check` each live run is simulated too, and the two are compared.
+    With `check` each live run is simulated too, and the two are compared; there must be that, or an expectation.
     """
 
     launcher: LauncherName = "local"
@@ -100,8 +100,11 @@ def prepare(
     Raises ConfigError or CapacityError for whatever a user has to mend.
     """
     how = how or Conditions()
-    if how.check and how.launcher == SIMULATE:
-        raise ConfigError("--check: compares live runs with their simulation; give a live --launcher, such as local")
+    if how.check and how.launcher == SIMULATE and not topology.expectations:
+        raise ConfigError(
+            "--check: compares live runs with their simulation, and results with expectations, of which "
+            f"{topology.name} has none; give a live --launcher, such as local"
+        )
     if (how.force or how.verify_kv) and how.launcher == SIMULATE:
         option = "--force" if how.force else "--verify-kv"
         raise ConfigError(f"{option}: a simulation has no links to prove and no bytes to check; leave it out")
@@ -262,7 +265,7 @@ def summarize_experiment(
         runs=runs,
         verdict=judgement.verdicts,
         withheld=judgement.withheld,
-        parity=_parity(experiment, results) if experiment.check else (),
+        parity=_parity(experiment, results) if experiment.check and experiment.launcher != SIMULATE else (),
         expectations=expectation.check(topology.expectations, runs, judgement.verdicts),
         traces=experiment.traces,
         device=first.device.kind,
@@ -285,6 +288,14 @@ def _wrongly_dropped(report: RunReport) -> int:
     return sum(node.kv.dropped_frames + (0 if aborted else node.kv.stray_frames) for node in report.nodes)
 
 
+def _loop_lags(report: RunReport) -> Iterator[tuple[str, Sequence[float]]]:
+    """Every process that has reported, and how late its event loop was."""
+    yield ROUTER, report.router.loop_lag_s
+    yield CLIENT, report.loop_lag_s
+    for node in report.nodes:
+        yield node.name, node.loop_lag_s
+
+
 def _result(experiment: Experiment, run: RunSpec, live: LiveResult) -> tuple[RunResult, list[TransferRow]]:
     if live.report.load is not None:
         run = msgspec.structs.replace(run, load=live.report.load)
@@ -302,6 +313,7 @@ def _result(experiment: Experiment, run: RunSpec, live: LiveResult) -> tuple[Run
         steps=steps,
         records=records,
         loop_lag_s=[*live.report.loop_lag_s, *live.report.router.loop_lag_s],
+        longest_lag_s={name: max(lags, default=0.0) for name, lags in _loop_lags(live.report)},
         transfers=[fidelity.ObservedTransfer(row.source, row.node, row.parts) for row in transfers],
         cpu_busy=live.cpu_busy,
         probes=live.report.probes,

@@ -12,7 +12,7 @@ import math
 import os
 import secrets
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,12 +29,13 @@ from emulator.lab.sites import CLIENT, LOOPBACK, ROUTER, Address, Site
 from emulator.live.allocator import NODE_ALLOCATOR_ENV
 from emulator.live.control import CurveKeys
 from emulator.live.reports import RunReport
-from emulator.live.status import Assignment, Done, Failed, HttpService, Ready, RecordEnded, Status, Underway
+from emulator.live.status import Assignment, Done, Failed, HttpService, Lost, Ready, RecordEnded, Status, Underway
 
 READY_S = 60.0
 PROBE_S = 8.0
 FINISH_S = 15.0
 STOP_S = 3.0
+NEWS_S = 1.0  # after which the end of a lost node's process, if it has ended, is known here too
 _LINE_BYTES = 1 << 20
 NO_LOAD = LoadPlan((), (), 0.0, 0.0)
 
@@ -68,7 +69,8 @@ class Addresses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """An endpoint in the place of a load, which serves until `stop` is set, or until no node is left for a phase.
+    """An endpoint in the place of a load, which serves until `stop` is set. Where no node is left for a phase it is set
+    from here, and `on_down` told why.
 
     `on_ready` is told where it is. Router and nodes serve their own metrics from the address `metrics` on, one after
     the other, if there is one. `on_news` hears in a sentence of a node that is lost, and of the end of the record.
@@ -79,6 +81,7 @@ class Service:
     stop: asyncio.Event
     on_ready: Callable[[Addresses], None]
     on_news: Callable[[str], None]
+    on_down: Callable[[str], None]
     metrics: Listen | None = None
     secret: str = ""
 
@@ -188,7 +191,11 @@ class ProcessLauncher:
         report = msgspec.json.decode(self._report.read_bytes(), type=RunReport)
         if self.service is not None:
             self._lost.update(report.router.lost_nodes)
-        await self._settle([child.done for child in self.children if child.name not in self._lost], FINISH_S, "finish")
+        expected = [child for child in self.children if child.name not in self._lost]
+        silent = [child for child in expected if child.name in report.router.lost_nodes]
+        await self._settle([child.done for child in expected if child not in silent], FINISH_S, "finish")
+        if silent:
+            await self._settle_silent(silent)
         self._report.unlink()
         return LiveResult(report, tuple(self._cpu.busiest))
 
@@ -238,22 +245,7 @@ class ProcessLauncher:
         error: Exception | None = None
         decoder = msgspec.json.Decoder(Status)
         async for line in child.process.stdout:
-            status = decoder.decode(line)
-            match status:
-                case Ready():
-                    child.ready.set_result(status)
-                case Underway():
-                    self.on_progress(status)
-                case RecordEnded():
-                    self._cpu.stop()
-                    self._tell(
-                        f"the record ends with {status.requests:,} requests, since more than {status.limit} came; "
-                        "serving goes on"
-                    )
-                case Done():
-                    child.done.set_result(None)
-                case Failed(error=kind, message=message):
-                    error = error_told(child.name, kind, message, f"see {child.log}")
+            error = self._heed(child, decoder.decode(line)) or error
         code = await child.process.wait()
         if error is None:
             how = f"signal {-code}" if code < 0 else f"status {code}"
@@ -262,6 +254,24 @@ class ProcessLauncher:
             if not future.done():
                 future.set_exception(error)
                 future.exception()  # retrieved: nobody may be waiting for this one
+
+    def _heed(self, child: Child, status: Status) -> Exception | None:
+        """What a child tells; the error, where it is one."""
+        match status:
+            case Ready():
+                child.ready.set_result(status)
+            case Underway():
+                self.on_progress(status)
+            case RecordEnded(requests=requests, limit=limit):
+                self._cpu.stop()
+                self._tell(f"the record ends with {requests:,} requests, since more than {limit} came; serving goes on")
+            case Lost(name=name):
+                asyncio.get_running_loop().call_later(NEWS_S, self._tell_silent, name)
+            case Done():
+                child.done.set_result(None)
+            case Failed(error=kind, message=message):
+                return error_told(child.name, kind, message, f"see {child.log}")
+        return None
 
     async def _settle(self, futures: Iterable[asyncio.Future[Any]], limit_s: float, what: str) -> None:
         """Wait until all are done; the first failure of any process ends the wait, unless the service goes on."""
@@ -276,21 +286,40 @@ class ProcessLauncher:
                     future.result()
             pending -= done
             if not done:
-                late = ", ".join(c.name for c in self.children if c.ready in pending or c.done in pending)
-                raise DeadlineError(f"{late} did not {what} within {limit_s:g} s; see the logs in {self.folder}")
+                late = [c.name for c in self.children if c.ready in pending or c.done in pending]
+                late = [name for name in late if name != CLIENT] or late  # which waits for all others
+                names = ", ".join(late)
+                raise DeadlineError(f"{names} did not {what} within {limit_s:g} s; see the logs in {self.folder}")
+
+    async def _settle_silent(self, silent: Sequence[Child]) -> None:
+        """Wait a moment for nodes that the router lost, which may be themselves again."""
+        _, still = await asyncio.wait([child.done for child in silent], timeout=STOP_S)
+        if still:
+            names = ", ".join(child.name for child in silent if child.done in still)
+            raise DeadlineError(
+                f"{names}: silent for {self.run.router.node_lost_s:g} s, so lost by the router, and silent still; is "
+                f"its process stopped? See the logs in {self.folder}"
+            )
 
     def _spared(self, future: asyncio.Future[Any]) -> bool:
         """Whether this is the end of a node without which the service goes on."""
         error = future.exception()
         name = next((child.name for child in self.children if child.done is future), "")
-        if not self._serving or error is None or name in ("", ROUTER, CLIENT):
-            return False
-        if not self.run.serves_without({*self._lost, name}):
+        if self.service is None or not self._serving or error is None or name in ("", ROUTER, CLIENT):
             return False
         self._lost.add(name)
-        left = [node.name for node in self.run.nodes if node.name not in self._lost]
-        self._tell(f"{error}; {', '.join(left)} serve on")
+        if self.run.serves_without(self._lost):
+            left = [node.name for node in self.run.nodes if node.name not in self._lost]
+            self._tell(f"{error}; {', '.join(left)} serve on")
+        elif not self.service.stop.is_set():
+            self.service.on_down(str(error))
+            self.service.stop.set()
         return True
+
+    def _tell_silent(self, name: str) -> None:
+        """The router has lost a node: say so, unless it was said that its process has ended."""
+        if self.service is not None and name not in self._lost and not self.service.stop.is_set():
+            self._tell(f"{name} is silent, so the router lost it; is its process stopped?")
 
     def _tell(self, news: str) -> None:
         if self.service is not None:

@@ -36,8 +36,6 @@ from emulator.lab.run_folder import new_folder
 from emulator.lab.sites import choose_shaping
 from emulator.live.status import Underway
 
-STOP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
-
 
 def prepare(
     topology: Topology,
@@ -73,7 +71,7 @@ def prepare(
 
 
 def serve(experiment: Experiment, service: Service) -> CompareSummary:
-    """Serve until a signal to stop comes, then judge what was served; a second signal interrupts."""
+    """Serve until SIGINT comes, then judge what was served; a second one interrupts."""
     return asyncio.run(_serve(experiment, service))
 
 
@@ -91,14 +89,14 @@ async def _serve(experiment: Experiment, service: Service) -> CompareSummary:
         assert isinstance(found, ProcessLauncher), "only processes of this machine are served by"
         return dataclasses.replace(found, service=service)
 
-    with _told_by_signals(service.stop):
+    with _told_by_interrupt(service.stop):
         results = await perform(experiment, lambda *_: None, lambda *_: None, launcher)
     return conclude(experiment, results)
 
 
 @contextlib.contextmanager
-def _told_by_signals(stop: asyncio.Event) -> Iterator[None]:
-    """Within it, the first signal to stop sets `stop`, and the next one cancels this task."""
+def _told_by_interrupt(stop: asyncio.Event) -> Iterator[None]:
+    """Within it, the first SIGINT sets `stop`, and the next one cancels this task."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
 
@@ -107,11 +105,8 @@ def _told_by_signals(stop: asyncio.Event) -> Iterator[None]:
             task.cancel()
         stop.set()
 
-    known = [getattr(signal, name) for name in STOP_SIGNALS if hasattr(signal, name)]
-    for number in known:
-        loop.add_signal_handler(number, told)
+    loop.add_signal_handler(signal.SIGINT, told)
     try:
         yield
     finally:
-        for number in known:
-            loop.remove_signal_handler(number)
+        loop.remove_signal_handler(signal.SIGINT)

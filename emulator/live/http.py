@@ -35,7 +35,7 @@ from emulator.live.http_server import Exchange, HttpServer, Routes
 from emulator.live.membership import Heard, Membership
 from emulator.live.reports import RunReport
 from emulator.live.serving_metrics import ServingMetrics
-from emulator.live.status import Assignment, RecordEnded
+from emulator.live.status import Assignment, Lost, RecordEnded
 
 STREAM = "http"
 SETTLE_S = 0.5
@@ -54,9 +54,12 @@ class _Live:
 
 
 class HttpProcess:
-    """Serves until it is told to stop; then ends the run, and returns its report. `tell` hears when its record ends."""
+    """Serves until it is told to stop; then ends the run, and returns its report.
 
-    def __init__(self, task: Assignment, listening: socket.socket, tell: Callable[[RecordEnded], None]) -> None:
+    `tell` hears of the end of its record and of lost nodes.
+    """
+
+    def __init__(self, task: Assignment, listening: socket.socket, tell: Callable[[RecordEnded | Lost], None]) -> None:
         assert task.http is not None, "an endpoint needs to know what it serves"
         self._run, self._http, self._listening = task.run, task.http, listening
         self._context_tokens = min(node.max_model_len for node in self._run.nodes)
@@ -211,6 +214,7 @@ class HttpProcess:
                     self._idle.set()
             case NodeLost(name=name):
                 self._lost.add(name)
+                self._tell(Lost(name))
             case ClusterLoad(nodes=nodes):
                 self._loads = {node.name: node.load for node in nodes}
                 self._answer_scrapes()

@@ -32,6 +32,11 @@ class SentPart(Message):
     cancelled: bool = False
 
     @property
+    def begins(self) -> bool:
+        """Whether the first byte of its transfer is yet to be sent, and is one of its own."""
+        return self.offset == 0 and self.sent == 0
+
+    @property
     def ready_s(self) -> float:
         """From when on its bytes may be on the wire."""
         return max(self.queued_s, self.due_s)

@@ -30,10 +30,14 @@ PING_GAP_S = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvTraffic:
-    """What has gone through one end of the KV network up to now, without probes; model bytes."""
+    """What has gone through one end of the KV network up to now, without probes; model bytes.
+
+    `waiting_transfers` are those that have not sent a byte so far.
+    """
 
     sent_bytes: float = 0.0
     waiting_bytes: float = 0.0
+    waiting_transfers: int = 0
     received_bytes: float = 0.0
     broken_off: int = 0
     dropped_frames: Mapping[str, int] = field(default_factory=dict)
@@ -43,7 +47,8 @@ class KvEnd:
     """Sender, receiver or both, by what the node may do; neither where no KV crosses a network, so without `nic`.
 
     `arrived(ticket, nbytes, start_s, end_s)` is called on the loop with model bytes and model seconds, `probed` when
-    a probe is complete. KV is taken from the blocks of `store` and put there; without it random bytes stand for KV.
+    a probe is complete. `begun`, which may be set, is told how many wall seconds each transfer has waited to be sent,
+    on a thread of the link. KV is taken from the blocks of `store` and put there; without it random bytes stand for KV.
     """
 
     def __init__(
@@ -65,7 +70,9 @@ class KvEnd:
         self._scaling = Scaling(run.scale)
         self._arrived = arrived
         self._probed = probed
+        self.begun: Callable[[float], None] | None = None
         self._probe: list[int] = []
+        self._probe_sent: set[int] = set()
         self._probe_seen: list[Arrival] = []
         self._probe_bytes = self._probe_sent_bytes = 0
         self._failed = failed
@@ -87,6 +94,7 @@ class KvEnd:
                 max_in_flight=run.link.max_in_flight,
                 order=run.link.order,
                 verify=run.verify_kv,
+                on_begin=self._begun,
                 on_error=self._link_failed,
             )
         if node.name in run.kv_receivers:
@@ -173,6 +181,7 @@ class KvEnd:
         """Send the pings one by one, each when the last must have arrived, then the bytes."""
         assert self._sender is not None
         assert self._nic is not None
+        self._probe_sent.update(probe.tickets)
         for ticket in probe.tickets[:-1]:
             self._sender.send(probe.endpoint, ticket, 1)
             await asyncio.sleep(PING_GAP_S + 2 * (self._nic.delay_s + self._nic.jitter_s))
@@ -186,7 +195,8 @@ class KvEnd:
         if self._sender is not None:
             sent = self._sender.stats()
             sent_bytes = max(0, sent.bytes - self._probe_sent_bytes) * scale
-            seen = replace(seen, sent_bytes=sent_bytes, waiting_bytes=sent.waiting_bytes * scale)
+            waiting_bytes, waiting = sent.waiting_bytes * scale, sent.waiting_transfers
+            seen = replace(seen, sent_bytes=sent_bytes, waiting_bytes=waiting_bytes, waiting_transfers=waiting)
         if self._receiver is not None:
             got = self._receiver.stats()
             reasons = ("no_ticket", "beyond_reserved", "out_of_sequence", "malformed", "bad_checksum")
@@ -251,6 +261,10 @@ class KvEnd:
 
     def _complete(self, arrival: Arrival) -> None:
         self._loop.call_soon_threadsafe(self._on_complete, arrival)
+
+    def _begun(self, ticket: int, waited_s: float) -> None:
+        if self.begun is not None and ticket not in self._probe_sent:
+            self.begun(waited_s)
 
     def _link_failed(self, error: Exception) -> None:
         self._loop.call_soon_threadsafe(self._failed, error)

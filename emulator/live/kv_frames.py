@@ -75,13 +75,14 @@ class KvSenderStats:
     """What a sender has handed to its sockets since it started, and what still waits.
 
     `blocked_s` is the time in which bytes waited and no destination took any (back-pressure); `max_late_s`
-    is the worst lateness of a frame behind its slot.
+    is the worst lateness of a frame behind its slot; `waiting_transfers` have not sent a byte so far.
     """
 
     bytes: int
     frames: int
     parts: int
     waiting_bytes: int
+    waiting_transfers: int
     blocked_s: float
     max_late_s: float
 

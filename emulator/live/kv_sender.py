@@ -48,8 +48,9 @@ class KvSender:
     None; give the frames that suit that rate (`frame_bytes_for`), so that little is queued unseen. `max_in_flight` and
     `order` are those of every destination's lane. With `verify` each message carries its CRC-32, which the receiver
     must expect too. `clock_offset_s`, which may be set before the first send, is added to the stamps: they are instants
-    of a clock that the receiver knows too. `on_error` is given every error of the thread, on that thread; without it
-    they are logged. All methods may be called from any thread, and all but close() return at once.
+    of a clock that the receiver knows too. `on_begin` is told of each ticket whose first byte leaves, with its seconds
+    in the queue, and `on_error` of every error; both on the thread, and without the latter errors are logged. All
+    methods may be called from any thread, and all but close() return at once.
     Raises ValueError for a rate or a frame size that cannot be.
     """
 
@@ -62,6 +63,7 @@ class KvSender:
         max_in_flight: int = 1,
         order: TransferOrder = "fifo",
         verify: bool = False,
+        on_begin: Callable[[int, float], None] = lambda _ticket, _waited_s: None,
         on_error: Callable[[Exception], None] | None = None,
         name: str = "kv-sender",
     ) -> None:
@@ -75,7 +77,7 @@ class KvSender:
         self.clock_offset_s = 0.0
         self._max_in_flight = max_in_flight
         self._order: TransferOrder = order
-        self._on_error = on_error
+        self._on_begin, self._on_error = on_begin, on_error
         self._payload = Payload(self.frame_bytes, self._message_bytes, verify=verify)
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -176,6 +178,7 @@ class KvSender:
                 frames=self._frames,
                 parts=self._parts,
                 waiting_bytes=self._waiting_bytes,
+                waiting_transfers=sum(part.begins for d in self._ring for part in d.lane),
                 blocked_s=self._blocked_s,
                 max_late_s=self._max_late_s,
             )
@@ -337,6 +340,8 @@ class KvSender:
         except zmq.Again:
             destination.blocked = True
             return
+        if part.begins:
+            self._on_begin(part.ticket, start_s - part.queued_s)
         part.sent = sent = sent + nbytes
         self._bytes += nbytes
         self._frames += len(bodies)

@@ -36,9 +36,9 @@ from emulator.live.cpu_time import CpuTime
 from emulator.live.loop_lag import LoopLag
 from emulator.live.reports import GuestReport, NodeReport, ReportCollector, RouterReport, RunReport
 from emulator.live.router import NAME as ROUTER
+from emulator.live.router import RUN_CLIENT
 from emulator.live.status import Assignment
 
-NAME = "client"
 START_DELAY_S = 0.25
 REPORTS_S = 20.0
 # A timer of an event loop may ring this much early.
@@ -61,7 +61,7 @@ class Membership:
         self._heard = heard
         self._lag = LoopLag(asyncio.get_running_loop())
         self._cpu = CpuTime()
-        self._control = PeerSocket(task.router_endpoint, NAME, task.router_public_key, insecure=task.insecure)
+        self._control = PeerSocket(task.router_endpoint, RUN_CLIENT, task.router_public_key, insecure=task.insecure)
         self._receiving: asyncio.Task[None]
         self._reports = ReportCollector()
         self._probes: tuple[Probe, ...] = ()
@@ -76,7 +76,7 @@ class Membership:
         Raises DeadlineError after `timeout_s` wall seconds, FidelityError for a link that is not what was asked for,
         ConfigError for a run that another client has begun.
         """
-        self.clock.offset = await self._control.join(Hello(NAME, "client", self._secret), timeout_s)
+        self.clock.offset = await self._control.join(Hello(RUN_CLIENT, "client", self._secret), timeout_s)
         self._receiving = asyncio.create_task(self._receive())
         self._receiving.add_done_callback(self._task_ended)
         await self._within(timeout_s, self._assembled, "the cluster was not complete")
@@ -146,9 +146,10 @@ class Membership:
         )
 
     def guests_records(self) -> list[Record]:
-        """Records of the requests of other clients, as far as these have reported them."""
+        """Records of the requests of other clients: their own, or what the router saw of those that are gone."""
         guests = self._reports.others(self._members)
-        return [record for name in guests for record in self._reports.get(name, GuestReport).records]
+        records = [record for name in guests for record in self._reports.get(name, GuestReport).records]
+        return [*records, *self._reports.get(ROUTER, RouterReport).abandoned]
 
     @property
     def _members(self) -> list[str]:
@@ -165,6 +166,8 @@ class Membership:
         while True:
             message = decode_to_client(await self._control.receive())
             match message:
+                case NodeLost(name=name) if not self._assembled.is_set():
+                    self._fail(DeadlineError(f"{name} fell silent before the run; is its process or network stopped?"))
                 case Tokens() | Finished() | ClusterLoad() | NodeLost():
                     self._heard(message, self.clock.now_s())
                 case Begin(t0_s=t0_s) if t0_s != self._began_s:

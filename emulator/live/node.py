@@ -153,6 +153,8 @@ class NodeProcess:
             await asyncio.sleep(TICK_S * self._scale_time)
             if self._clock.t0_s is not None:
                 self._apply(self._engine.tick(self._clock.now_s()))
+            else:
+                self._tell(self._engine.load)
 
     def _step_done(self, woke_s: float, slipped_s: float) -> None:
         self._apply(self._engine.step_done(self._clock.to_model_s(woke_s), slipped_s / self._scale_time))

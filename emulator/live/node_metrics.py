@@ -32,6 +32,10 @@ class NodeMetrics(Collector):
         self._transfer = families.histogram(
             "pdemu_kv_transfer_seconds", "First byte on the wire to last received.", TRANSFER_BOUNDS_S
         )
+        queue = families.histogram(
+            "pdemu_kv_transfer_queue_seconds", "First KV ready to be sent to its first byte sent.", TRANSFER_BOUNDS_S
+        )
+        kv.begun = queue.observe
 
     def told(self, message: Message) -> None:
         """The node tells the router something."""
@@ -70,6 +74,7 @@ class NodeMetrics(Collector):
         yield dropped
         for name, what, value in (
             ("queue_bytes", "Bytes of KV that wait to be sent.", seen.waiting_bytes),
+            ("queue_requests", "Requests whose KV waits for its first byte to be sent.", seen.waiting_transfers),
             ("in_flight", "Requests with memory here whose KV has not arrived.", incoming.in_flight),
             ("waiting_for_memory", "Requests whose KV waits for memory here.", incoming.waiting),
         ):

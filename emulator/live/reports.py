@@ -74,12 +74,16 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RouterReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The router's loop lag (model seconds) and CPU seconds, what it ignored or never finished, and whom it lost."""
+    """The router's loop lag (model seconds) and CPU seconds, what it ignored or never finished, and whom it lost.
+
+    `abandoned` are the requests of guests that did not hand in records of theirs (`live.guests`).
+    """
 
     loop_lag_s: tuple[float, ...]
     ignored_messages: int
     unended_requests: int
     lost_nodes: tuple[str, ...] = ()
+    abandoned: tuple[Record, ...] = ()
     cpu_s: float = 0.0
 
 

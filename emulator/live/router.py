@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hmac
 import logging
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,7 @@ from emulator.core.router import Router
 from emulator.live.clock import ModelClock
 from emulator.live.control import CurveKeys, RouterSocket
 from emulator.live.cpu_time import CpuTime
+from emulator.live.guests import GuestRecords
 from emulator.live.loop_lag import LoopLag
 from emulator.live.reports import RouterReport, pieces
 from emulator.live.status import Assignment
@@ -44,10 +46,14 @@ if TYPE_CHECKING:
     from emulator.live.serving_metrics import ServingMetrics
 
 NAME = "router"
+RUN_CLIENT = "client"
+"""What the client calls itself whose run it is; all others are its guests."""
 TICK_S = 0.5
 REPORT_S = 10.0
 MOST_WARNINGS = 20
 REPORT_LINGER_S = 5.0
+SILENT_S = 10.0
+"""Wall seconds without a word after which a node is lost that the run has not begun with."""
 
 _log = logging.getLogger(__name__)
 
@@ -66,6 +72,8 @@ class RouterProcess:
         self._lag = LoopLag(asyncio.get_running_loop())
         self._peers: set[str] = set()
         self._clients: set[str] = set()
+        self._guests = GuestRecords()
+        self._heard_wall_s: dict[str, float] = {}
         self._unreported: set[str] = set()
         self._reported: set[str] = set()
         self._leaving = False
@@ -106,6 +114,7 @@ class RouterProcess:
             with contextlib.suppress(asyncio.CancelledError):
                 await ticking
             self._lag.stop()
+            self._guests.cut(self._clock.now_s())
             for piece in pieces(NAME, self._report()):
                 self._to_clients(piece)
             self._socket.close(linger_s=REPORT_LINGER_S)
@@ -121,6 +130,7 @@ class RouterProcess:
             ignored_messages=self._ignored + self._router.ignored,
             unended_requests=self._router.live_requests,
             lost_nodes=tuple(self._router.lost_nodes),
+            abandoned=self._guests.records(),
             cpu_s=self._cpu.seconds,
         )
 
@@ -134,9 +144,12 @@ class RouterProcess:
             return
         if isinstance(message, Hello):
             self._join(peer, message)
-        elif peer not in self._peers:
+            return
+        if peer not in self._peers:
             self._ignored += 1
-        elif isinstance(message, ReadClock):
+            return
+        self._heard_wall_s[peer] = time.monotonic()
+        if isinstance(message, ReadClock):
             self._socket.send(peer, ClockReading(message.sent_s, time.monotonic()))
         elif isinstance(message, ProbeOpened | ProbeDone) and self._prober is not None:
             self._probe(self._prober.handle(message))
@@ -150,13 +163,16 @@ class RouterProcess:
             self._decide(peer, message, self._clock.now_s())
 
     def _decide(self, peer: str, message: ToRouter, now_s: float) -> None:
-        if self._metrics is not None and isinstance(message, Submit):
+        if isinstance(message, Submit) and self._metrics is not None:
             self._metrics.submitted(message.request_id, message.prompt_tokens, now_s)
+        if isinstance(message, Submit) and peer in self._clients and peer != RUN_CLIENT:
+            self._guests.heard(peer, message, now_s)
         self._send(self._router.handle(peer, message, now_s))
 
     def _join(self, peer: str, hello: Hello) -> None:
         genuine = hmac.compare_digest(hello.secret.encode(), self._secret.encode())
-        if hello.name != peer or not genuine or peer in self._peers:
+        late = hello.role != "client" and (self._clock.t0_s is not None or peer in self._router.lost_nodes)
+        if hello.name != peer or not genuine or peer in self._peers or late:
             self._ignored += 1
             return
         block_size = next((n.block_size for n in self._run.nodes if n.name == peer), 1)
@@ -165,6 +181,10 @@ class RouterProcess:
         if hello.role == "client":
             self._clients.add(peer)
         self._socket.send(peer, Welcome())
+        self._heard_wall_s[peer] = time.monotonic()
+        if peer in self._clients:
+            for name in self._router.lost_nodes:
+                self._socket.send(peer, NodeLost(name))
         if self._peers >= {node.name for node in self._run.nodes}:
             self._prepare()
 
@@ -201,6 +221,7 @@ class RouterProcess:
             case EndRecord():
                 self._lag.stop()
                 self._cpu.stop()
+                self._guests.cut(self._clock.now_s())
             case Stop():
                 self._leaving = True
                 self._unreported = self._peers - self._reported - {said_by}
@@ -212,6 +233,8 @@ class RouterProcess:
             return
         self._to_clients(report)
         if report.last:
+            self._guests.handed_in(peer)
+            self._router.dismiss(peer)
             self._reported.add(peer)
             self._unreported.discard(peer)
 
@@ -225,9 +248,20 @@ class RouterProcess:
             await asyncio.sleep(TICK_S * self._run.scale.time)
             if self._clock.t0_s is not None:
                 self._send(self._router.tick(self._clock.now_s()))
+            else:
+                self._lose_silent(time.monotonic() - SILENT_S)
+
+    def _lose_silent(self, since_s: float) -> None:
+        """Nodes speak before the run begins too: lose those that have not since an instant of the monotonic clock."""
+        for node in self._run.nodes:
+            if self._heard_wall_s.get(node.name, math.inf) < since_s:
+                self._heard_wall_s[node.name] = math.inf
+                self._send(self._router.lost(node.name))
 
     def _send(self, sends: list[Send]) -> None:
         for send in sends:
+            if send.peer != RUN_CLIENT and isinstance(send.message, Tokens | Finished):
+                self._guests.told(send.peer, send.message, self._clock.now_s())
             if self._metrics is not None:
                 self._count(self._metrics, send)
             if not self._socket.send(send.peer, send.message) and send.peer in self._peers:

@@ -73,6 +73,12 @@ class RecordEnded(msgspec.Struct, frozen=True, tag_field="status", tag="record_e
     limit: str
 
 
+class Lost(msgspec.Struct, frozen=True, tag_field="status", tag="lost"):
+    """An endpoint has heard that the router lost the node `name`."""
+
+    name: str
+
+
 class Done(msgspec.Struct, frozen=True, tag_field="status", tag="done"):
     """The process has done its part; a client's report is written."""
 
@@ -84,4 +90,4 @@ class Failed(msgspec.Struct, frozen=True, tag_field="status", tag="failed"):
     message: str
 
 
-Status = Ready | Underway | RecordEnded | Done | Failed
+Status = Ready | Underway | RecordEnded | Lost | Done | Failed

@@ -108,10 +108,11 @@ def test_failures_are_counted_and_no_failure_of_the_command(pdemu: Pdemu) -> Non
 
 
 @pytest.mark.live
-def test_an_interrupted_bench_prints_what_there_is(pdemu: Pdemu) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_bench_prints_what_there_is(number: signal.Signals, pdemu: Pdemu) -> None:
     async def interrupts(request: Request) -> AsyncIterator[bytes]:
         if len(scripted.requests) == 2 + 4:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
         async for piece in well_behaved(request, token_s=0.02):
             yield piece
 

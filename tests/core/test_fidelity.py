@@ -203,3 +203,13 @@ def test_cores_that_are_the_device_may_be_busy() -> None:
     busy = {"cpu_busy": [1.0]}
     assert judge(_run(), _observed(device=DeviceUse(kind="numpy"), **busy)).ok
     assert not judge(_run(), _observed(device=DeviceUse(kind="cuda"), **busy)).ok
+
+
+def test_a_process_that_stood_still_is_named_and_no_scale_cures_it() -> None:
+    """A node that was stopped for 2 s in a long run, of which the percentiles may not know."""
+    fidelity = judge(_run(), _observed(longest_lag_s={"router": 0.4, "decode-0": 2.0}))
+    assert fidelity.reasons == ("decode-0 did not run for 2.00 s",)
+    late = judge(_run(), _observed(steps=_steps(2_000.0), longest_lag_s={"decode-0": 2.0}))
+    assert late.reasons[0] == "decode-0 did not run for 2.00 s"
+    assert late.reasons[1].startswith("p99 step lateness")
+    assert late.suggested_scale_time is None

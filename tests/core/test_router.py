@@ -415,11 +415,15 @@ def test_without_a_node_of_a_role_requests_fail_at_once(lost: str, left: str) ->
     assert isinstance(again.message, Finished)
 
 
-def test_a_lost_clients_requests_are_aborted_without_telling_it() -> None:
+def test_a_lost_clients_requests_are_aborted_and_that_is_said_for_whoever_keeps_records() -> None:
     router = known_router(colocated=1)
     submit(router, "a")
     router.handle("other", Submit("b", 10, 5), 0.0)
-    assert router.lost("client") == [Send("colocated-0", Abort("a"))]
+    abort, finished = router.lost("client")
+    assert abort == Send("colocated-0", Abort("a"))
+    assert finished.peer == "client"
+    assert isinstance(finished.message, Finished)
+    assert (finished.message.request_id, finished.message.reason) == ("a", "aborted")
     assert router.live_requests == 1
     router.check_integrity()
 
@@ -430,6 +434,14 @@ def test_a_heartbeat_is_answered_and_silence_is_loss() -> None:
     assert router.handle("colocated-1", Heartbeat(1, 0, 0), 4.0) == [Send("colocated-1", Welcome())]
     assert router.tick(5.0) == []
     assert router.tick(5.1) == [Send("colocated-1", Generate("a~1", 100, 10))]
+
+
+def test_the_silence_of_a_node_that_has_nothing_more_to_say_is_no_loss() -> None:
+    router = known_router(colocated=2)
+    router.dismiss("colocated-0")
+    router.dismiss("client")
+    router.tick(100.0)
+    assert router.lost_nodes == ["colocated-1"]
 
 
 # --- strangers and nonsense -------------------------------------------------------------------------------------------

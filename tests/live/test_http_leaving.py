@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import re
 import signal
 import socket
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -94,6 +96,42 @@ async def test_clients_that_leave_at_any_moment_leave_nothing(tmp_path: Path, le
     assert all(record.reason == "aborted" for record in aborted)
     assert len(aborted) > leaving // 2
     assert found['vllm:request_success_total{engine="0",finished_reason="abort",model_name="tiny"}'] == len(aborted)
+
+
+@contextmanager
+def load_generator(url: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Far more requests than anybody waits for; killed in the end."""
+    load = ["--num-prompts", "1000", "--request-rate", "20", "--input-len", "50", "--output-len", "200"]
+    command = [*PDEMU, "bench", "--url", url, *load, "--ready-check-timeout-sec", "60"]
+    env = {**os.environ, "PDEMU_SECRET": "of the test"}
+    with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as bench:
+        try:
+            yield bench
+        finally:
+            bench.kill()
+
+
+@pytest.mark.parametrize("scheme", ["http", "tcp"])
+async def test_a_load_generator_that_is_killed_leaves_aborted_requests_and_nothing_else(
+    tmp_path: Path, scheme: str
+) -> None:
+    with up(tmp_path, "--force", "--secret", "of the test") as it:
+        found = re.search(rf"{scheme}://127\.0\.0\.1:\d+", it.log.read_text())
+        assert found is not None
+        with load_generator(found[0]) as bench:
+            while not any(n for name, n in (await metrics(it.port)).items() if "running{" in name and "decode" in name):
+                assert bench.poll() is None
+                await asyncio.sleep(0.1)
+        await becomes_idle(it.port)
+        assert await asyncio.to_thread(it.stop) == 0
+        records = read_records((it.run_folder / "records.jsonl").read_bytes())
+        (run,) = msgspec.json.decode((it.out / "summary.json").read_bytes())["runs"]
+    aborted = [record for record in records if record.outcome == "failed"]
+    assert aborted
+    assert {record.reason for record in aborted} == {"aborted"}
+    assert {record.outcome for record in records} <= {"completed", "failed"}
+    assert run["requests"] == len(records)
+    assert not [why for why in run["fidelity"]["reasons"] if "physics" in why or "dropped" in why]
 
 
 async def test_leaving_after_the_end_is_no_abort(served: Up) -> None:

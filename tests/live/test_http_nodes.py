@@ -100,18 +100,28 @@ async def test_a_node_that_hangs_is_lost_as_well_and_the_end_comes_without_it(tm
                 return b"colocated-0" in answer.read()
 
         assert await asyncio.to_thread(eventually, degraded)
+        assert await asyncio.to_thread(eventually, lambda: "colocated-0 is silent, so" in it.log.read_text())
         for _ in range(3):
             assert (await complete(it)).status == 200
         assert await asyncio.to_thread(it.stop) == 0
         assert len(read_records((it.run_folder / "records.jsonl").read_bytes())) == 3
 
 
-async def test_without_a_node_for_a_phase_everything_ends(tmp_path: Path) -> None:
+async def test_without_a_node_for_a_phase_everything_ends_and_what_was_served_is_kept(tmp_path: Path) -> None:
     with up(tmp_path, "--force") as it:
-        node_process(it, 0).kill()
+        assert (await complete(it)).status == 200
+        async with connected(it.port) as waiting:
+            waiting.send("POST", "/v1/completions", completion_body(max_tokens=900))
+            await waiting.writer.drain()
+            node_process(it, 0).kill()
+            check_refusal(await waiting.answer(), 503)
         assert await asyncio.to_thread(it.process.wait, 30) == 1
         last = it.log.read_text().strip().splitlines()[-1]
+        first, *_ = read_records((it.run_folder / "records.jsonl").read_bytes())
+        (run,) = msgspec.json.decode((it.out / "summary.json").read_bytes())["runs"]
     assert last.startswith("pdemu: process prefill-0 ended unexpectedly (signal 9)")
+    assert first.outcome == "completed"
+    assert any("the router lost prefill-0" in reason for reason in run["fidelity"]["reasons"])
 
 
 # --- what cannot be served ------------------------------------------------------------------------------------------
@@ -161,6 +171,9 @@ async def test_router_and_nodes_serve_metrics_of_their_own(tmp_path: Path) -> No
         sent = 'pdemu_kv_transfer_sent_bytes_total{engine="prefill-0",model_name="tiny"}'
         assert prefill[sent] == decode[kv_bytes], "probes are no transfers"
         assert decode['pdemu_kv_transfer_seconds_count{engine="decode-0",model_name="tiny"}'] == 3
+        waited = 'pdemu_kv_transfer_queue_seconds_count{engine="%s",model_name="tiny"}'
+        assert (prefill[waited % "prefill-0"], decode[waited % "decode-0"]) == (3, 0), "probes did not wait"
+        assert router[waited % "0"] == 3
         for name, of in (("prefill", prefill), ("decode", decode)):
             assert of[f'pdemu_node_up{{engine="{name}-0",model_name="tiny",role="{name}"}}'] == 1
         assert await asyncio.to_thread(it.stop) == 0

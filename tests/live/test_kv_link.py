@@ -15,9 +15,11 @@ import pytest
 import zmq
 
 from emulator.core.errors import ConfigError
+from emulator.live import kv_receiver, kv_sender
 from emulator.live.allocator import NODE_ALLOCATOR_ENV
 from emulator.live.kv_frames import FrameHeader, pack_header
 from emulator.live.kv_link import Arrival, KvReceiver, KvReceiverStats, KvSender
+from emulator.live.timers import pause_until
 
 pytestmark = pytest.mark.live
 
@@ -350,6 +352,33 @@ def test_the_sender_outlives_a_receiver(lab: Lab) -> None:
     assert sender.stats().waiting_bytes == 0
 
 
+def test_each_transfer_says_how_long_it_has_waited_to_be_sent(lab: Lab) -> None:
+    waited_s: dict[int, float] = {}
+    receiver = lab.receiver(rate=1e6)
+    with closing(KvSender(egress_bytes_per_s=1e6, on_begin=waited_s.__setitem__, on_error=lab.errors.append)) as sender:
+        queued = {}
+        for ticket in (1, 2):
+            receiver.open(ticket, 200_000)
+            before_s = time.monotonic()
+            sender.send(receiver.endpoint, ticket, 100_000)
+            queued[ticket] = before_s, time.monotonic()
+            sender.send(receiver.endpoint, ticket, 100_000)  # a further part of the same
+        for arrival in lab.wait_for(2):
+            before_s, after_s = queued[arrival.ticket]
+            assert before_s <= arrival.start_s - waited_s[arrival.ticket] <= after_s
+        assert sender.stats().waiting_transfers == 0
+
+
+def test_what_has_not_begun_to_leave_is_counted(lab: Lab) -> None:
+    sender, closed = lab.sender(), lab.receiver()
+    closed.close()
+    for ticket in (1, 1, 2):
+        sender.send(closed.endpoint, ticket, 1000)
+    assert sender.stats().waiting_transfers == 2
+    sender.cancel(1)
+    assert sender.stats().waiting_transfers == 1
+
+
 def test_a_receiver_that_starts_late_is_served(lab: Lab) -> None:
     sender, first = lab.sender(), lab.receiver()
     endpoint = first.endpoint
@@ -418,16 +447,47 @@ def test_an_error_of_a_callback_is_reported_and_survived() -> None:
     assert [str(error) for error in errors] == ["first"]
 
 
-def test_close_is_bounded_and_idempotent(lab: Lab) -> None:
+class Noticed(threading.Event):
+    """An event of somebody's, with another one that is set as soon as it is waited for."""
+
+    def __init__(self, event: threading.Event, awaited: threading.Event) -> None:
+        super().__init__()
+        self._event, self._awaited = event, awaited
+
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self._awaited.set()
+        return self._event.wait(timeout)
+
+
+@pytest.fixture(params=[kv_sender, kv_receiver], ids=["sender", "receiver"])
+def under_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set once the end of a slot is waited for at one end of a link: by the sender, or by the receiver."""
+    awaited = threading.Event()
+
+    def pause(deadline_s: float, stop: threading.Event) -> None:
+        pause_until(deadline_s, Noticed(stop, awaited))
+
+    monkeypatch.setattr(request.param, "pause_until", pause)
+    return awaited
+
+
+def test_close_ends_a_slot_that_is_under_way(lab: Lab, under_way: threading.Event) -> None:
     receiver, sender = lab.receiver(rate=10.0), lab.sender(rate=10.0)
     receiver.open(TICKET, MIB)
     sender.send(receiver.endpoint, TICKET, MIB)  # its first slot alone takes hours
-    time.sleep(0.05)
-    began_s = time.monotonic()
+    now_s = time.monotonic()
+    frame = [pack_header(TICKET, 0, 0, now_s, now_s, 100_000, 0), b"x" * 100_000]
+    lab.raw(receiver.endpoint).send_multipart(frame)  # and this one takes the receiver hours
+    assert under_way.wait(DEADLINE_S)
     for _ in range(2):
         sender.close()
         receiver.close()
-    assert time.monotonic() - began_s < 4.0
+    assert lab.errors == [], "a thread that does not end in time is an error"
+    assert [t.name for t in threading.enumerate() if t.name.startswith("kv-")] == []
+    assert (sender.stats().bytes, receiver.stats().transfers) == (0, 0)
     with pytest.raises(RuntimeError, match="closed"):
         sender.send(receiver.endpoint, TICKET, 1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import urllib.request
@@ -149,3 +150,27 @@ def test_metrics_go_beyond_loopback_on_purpose_alone(address: str, part: str) ->
     (line,) = said.strip().splitlines()
     assert f"--metrics {address}" in line
     assert part in line
+
+
+def test_a_node_that_falls_silent_before_the_run_is_named(tmp_path: Path) -> None:
+    joining = ("--router", f"127.0.0.1:{_free_port()}", "--kv-address", "localhost")
+    members = [
+        _start({}, "router", "--listen", joining[1]),
+        _start({}, "node", "--name", "decode-0", *joining),
+    ]
+    try:
+        for member in members:
+            assert member.stderr is not None
+            assert member.stderr.readline().strip().endswith(": ready")
+        members[1].send_signal(signal.SIGSTOP)
+        members += [
+            _start({}, "node", "--name", "prefill-0", *joining),
+            _start({}, "client", "--out", str(tmp_path / "o"), *joining[:2]),
+        ]
+        _, said = members[-1].communicate(timeout=60)
+        assert members[-1].returncode == 1
+        assert said.strip().splitlines()[-1].startswith("pdemu: decode-0 fell silent before the run")
+    finally:
+        for member in members:
+            member.kill()
+            member.communicate(timeout=20)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import cast
 
 import pytest
@@ -22,6 +23,7 @@ class _Traffic:
 
     def __init__(self) -> None:
         self.seen = KvTraffic()
+        self.begun: Callable[[float], None] | None = None
 
     def traffic(self) -> KvTraffic:
         return self.seen
@@ -90,3 +92,20 @@ def test_a_receiving_nodes_transfers_are_its_links() -> None:
     found = values(metrics.families)
     assert found[sample("pdemu_kv_transfer_seconds_sum")] == 0.5
     assert found[sample("vllm:request_queue_time_seconds_count")] == 0, "it was queued elsewhere"
+
+
+def test_a_sending_nodes_queue_is_its_links() -> None:
+    prefill, _ = pair()
+    traffic = _Traffic()
+    metrics = _metrics(Engine(prefill, new_ticket=itertools.count().__next__), traffic, scale_time=2.0)
+    assert traffic.begun is not None
+    traffic.begun(0.25)
+    traffic.begun(0.5)
+    traffic.seen = KvTraffic(waiting_bytes=2.0, waiting_transfers=3)
+    found = values(metrics.families)
+    labels = {"model_name": "any", "engine": "prefill-0"}
+    gauge = frozenset((labels | {"role": "prefill"}).items())
+    assert found["pdemu_kv_transfer_queue_requests", gauge] == 3
+    assert found["pdemu_kv_transfer_queue_bytes", gauge] == 2
+    assert found["pdemu_kv_transfer_queue_seconds_count", frozenset(labels.items())] == 2
+    assert found["pdemu_kv_transfer_queue_seconds_sum", frozenset(labels.items())] == 0.75, "wall seconds as they are"
