@@ -4,6 +4,7 @@
 # make clean  remove what make made
 
 BIN := .venv/bin
+unexport PYTHONDONTWRITEBYTECODE # else every process of every test compiles the package anew
 
 .PHONY: demo test check setup nvrtc lint types clean
 
@@ -14,7 +15,8 @@ test: setup nvrtc lint types
 	tools/test.sh $(ARGS)
 
 check: setup lint types
-	$(BIN)/python -m pytest --stage=virtual -m "not slow" --numprocesses=auto --dist=worksteal $(ARGS)
+	$(BIN)/python -m pytest --stage=virtual -m "not slow" --hypothesis-profile=quick \
+	    --numprocesses=auto --dist=worksteal $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .
@@ -34,4 +36,5 @@ nvrtc: .venv/.nvrtc
 	tools/setup_nvrtc.sh
 
 clean:
+	find emulator tests tools -name __pycache__ -prune -exec rm -rf {} +
 	rm -rf .venv runs build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -11,8 +11,14 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-settings.register_profile("virtual", deadline=None)  # on top of the default, or of hypothesis's own profile for CI
-settings.load_profile("virtual")
+from emulator.__main__ import SINGLE_THREADED
+
+for _name in SINGLE_THREADED:  # as for the command, and before anything imports NumPy
+    os.environ.setdefault(_name, "1")
+
+settings.register_profile("all", deadline=None)  # on top of the default, or of hypothesis's own profile for CI
+settings.register_profile("quick", settings.get_profile("all"), max_examples=25)  # of 100; see tests.examples
+settings.load_profile("all")  # unless --hypothesis-profile says otherwise
 
 pytest_plugins = ("tests.in_process",)
 
@@ -86,22 +92,26 @@ if os.environ.get("PDEMU_TEST_COMPOSE") == "required":  # whoever runs CI has br
     _REQUIRED_IN_CI |= {"compose"}
 
 
-_ALONE = frozenset({"live", "netns", "compose", "gpu"})
-"""The marks of tests that keep real deadlines or need a device, so that neighbours would disturb them."""
+_LIVE = frozenset({"live"})
+"""The marks of tests with processes or sockets that wait for what is to come, however slow a neighbour makes it."""
+
+_ALONE = frozenset({"alone", "netns", "compose", "gpu"})
+"""The marks of tests that a neighbour would disturb: they judge times, or use what this machine has but once."""
+
+_STAGES = ("virtual", "live", "alone")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--stage", choices=("virtual", "live"), help="only tests in virtual time, or only the others")
+    parser.addoption("--stage", choices=_STAGES, help="only the tests of this stage: see tools/test.sh")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the other stage's tests out; skip what cannot run here, unless this is CI and it has to."""
+    """Leave the other stages' tests out; skip what cannot run here, unless this is CI and it has to."""
     stage = config.getoption("--stage")
     if stage is not None:
-        others = [item for item in items if _is_live(item) is not (stage == "live")]
-        config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if _is_live(item) is (stage == "live")]
+        config.hook.pytest_deselected(items=[item for item in items if _stage(item) != stage])
+        items[:] = [item for item in items if _stage(item) == stage]
     problems = {
         name: problem() for name, problem in _PROBLEMS.items() if any(item.get_closest_marker(name) for item in items)
     }
@@ -115,5 +125,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=problem))
 
 
-def _is_live(item: pytest.Item) -> bool:
-    return any(marker.name in _ALONE for marker in item.iter_markers())
+def _stage(item: pytest.Item) -> str:
+    marks = {marker.name for marker in item.iter_markers()}
+    if marks & _ALONE:
+        return "alone"
+    return "live" if marks & _LIVE else "virtual"

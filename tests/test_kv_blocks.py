@@ -25,7 +25,7 @@ from tests import test_simulate_properties as properties
 from tests import test_simulate_roles as roles
 from tests.builders import KV_BYTES_PER_TOKEN, load_plan, node_spec, request, run_spec
 from tests.disturbed import ABORTS, DELAYS_S, LOSSES, SlowControl, assert_nothing_is_held, lost, run_disturbed
-from tests.test_simulate_properties import _examples
+from tests.examples import drawn_slowly
 
 Use = tuple[str, tuple[int, ...]]
 """A request, and blocks that are to be signed by it."""
@@ -115,7 +115,7 @@ class NamedBlocks(SlowControl):
 
 
 @pytest.mark.slow
-@_examples(250)
+@drawn_slowly(250)
 @given(st.one_of(roles.runs(), properties.runs()), DELAYS_S, ABORTS, LOSSES)
 def test_no_block_in_use_is_given_to_another_request_whatever_is_aborted_or_lost(
     run: RunSpec, delays_s: list[float], aborts: list[tuple[float, int]], losses: list[tuple[float, int, bool]]
@@ -126,7 +126,7 @@ def test_no_block_in_use_is_given_to_another_request_whatever_is_aborted_or_lost
     assert_nothing_is_held(simulation, lost=lost(simulation))
 
 
-@_examples(40)
+@drawn_slowly(40)
 @given(roles.runs(), ABORTS)
 def test_no_block_in_use_is_given_to_another_request(run: RunSpec, aborts: list[tuple[float, int]]) -> None:
     simulation = NamedBlocks(run)
@@ -137,7 +137,7 @@ def test_no_block_in_use_is_given_to_another_request(run: RunSpec, aborts: list[
     assert verified > 0 or not any(record.output_tokens for record in simulated.records)
 
 
-@_examples(40)
+@drawn_slowly(40)
 @given(properties.runs())
 def test_names_change_nothing_that_is_decided(run: RunSpec) -> None:
     named, counted = NamedBlocks(run).run(), simulate(run, exact_steps=True)

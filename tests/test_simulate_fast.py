@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
@@ -29,6 +29,7 @@ from emulator.simulate import Simulated, Simulation, simulate
 from tests.builders import ALL_OUTPUT, by_id, load_plan, node_spec, pair, request, run_spec, step_times
 from tests.disturbed import run_disturbed
 from tests.drawn import FIRST_TOKENS, admissions, overlaps, ways_of
+from tests.examples import drawn_slowly
 
 MICROSECOND = 1e-6
 CATALOG = load_catalog()
@@ -150,7 +151,7 @@ def assert_same_steps(merged: Sequence[StepRecord], single: Sequence[StepRecord]
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@drawn_slowly(200)
 @given(runs(), st.lists(st.tuples(st.integers(0, 900).map(lambda n: n * 0.001), st.integers(0, 20)), max_size=4))
 def test_merged_and_single_steps_agree(run: RunSpec, aborts: list[tuple[float, int]]) -> None:
     merged = _simulate(run, aborts, exact_steps=False)

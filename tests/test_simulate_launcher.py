@@ -9,15 +9,13 @@ import pytest
 
 from emulator.core.records import read_records, read_steps
 from tests.in_process import Pdemu
-from tests.live import lab
-from tests.live.lab import SMALL, json_of
+from tests.live.lab import SMALL
 
 
-def test_a_simulated_comparison_leaves_what_a_live_one_does(tmp_path: Path) -> None:
-    documents = [
-        json_of(lab.pdemu("compare", SMALL, "--launcher", "simulate", "--json", "--out", tmp_path / name))
-        for name in "ab"
-    ]
+def test_a_simulated_comparison_leaves_what_a_live_one_does(tmp_path: Path, pdemu: Pdemu) -> None:
+    ended = [pdemu("compare", SMALL, "--launcher", "simulate", "--json", "--out", tmp_path / name) for name in "ab"]
+    assert [one.code for one in ended] == [0, 0]
+    documents = [msgspec.json.decode(one.out) for one in ended]
     assert documents[0] == documents[1], "nothing in it is random"
     assert (documents[0]["launcher"], documents[0]["shaping"]) == ("simulate", "modelled")
     assert [run["completed"] for run in documents[0]["runs"]] == [15, 15]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.core import metrics
@@ -12,6 +12,7 @@ from emulator.core.physics import violations
 from emulator.core.records import Record
 from emulator.simulate import Simulation, simulate
 from tests.builders import by_id, load_plan, pair, request, run_spec, ttft_s
+from tests.examples import examples
 
 EXACT = 1e-9
 TOKENS = 4_000
@@ -134,7 +135,7 @@ def test_a_ticket_within_the_step_sends_what_is_computed_then_and_the_rest_group
 # --- bounds ---------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     prompt_tokens=st.integers(1, 3_000),
     budget=st.integers(100, 3_000),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.core import metrics
@@ -14,6 +14,7 @@ from emulator.core.physics import violations
 from emulator.core.records import Record
 from emulator.simulate import simulate
 from tests.builders import by_id, load_plan, pair, request, run_spec, step_times, ttft_s
+from tests.examples import examples
 from tests.link_messages import TERMS, over_messages
 
 COST_S = 0.004
@@ -83,7 +84,7 @@ sizes = st.lists(st.tuples(st.integers(1, 150), st.integers(0, 40)), min_size=1,
 
 
 @given(sizes=sizes, terms=TERMS, chunks=st.booleans(), rate=st.sampled_from([1e5, 1e6]))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_no_run_is_beyond_physics_whatever_its_messages(
     sizes: list[tuple[int, int]], terms: dict[str, Any], chunks: bool, rate: float
 ) -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.core.deployments import Admission, FirstToken, Preemption, TransferMode
@@ -31,14 +31,10 @@ from tests.drawn import (
     overlaps,
     ways_of,
 )
+from tests.examples import drawn_slowly
 from tests.handed_over import handed_over
 
 DRAIN_S = 2_000.0
-
-
-def _examples(n: int) -> settings:
-    slow_to_draw = [HealthCheck.too_slow, HealthCheck.data_too_large]
-    return settings(max_examples=n, deadline=None, suppress_health_check=slow_to_draw)
 
 
 # --- what runs --------------------------------------------------------------------------------------------------
@@ -181,7 +177,7 @@ def _ends_with_its_prefill(run: RunSpec, max_tokens: int) -> bool:
 
 
 @pytest.mark.slow
-@_examples(250)
+@drawn_slowly(250)
 @given(runs())
 def test_every_request_ends_exactly_once_and_leaves_nothing_behind(run: RunSpec) -> None:
     simulation = Simulation(run, after_event=Simulation.check_integrity)
@@ -199,7 +195,7 @@ def test_every_request_ends_exactly_once_and_leaves_nothing_behind(run: RunSpec)
         assert record.kv_bytes == (record.prompt_tokens * KV_BYTES_PER_TOKEN if moves else 0)
 
 
-@_examples(40)
+@drawn_slowly(40)
 @given(runs())
 def test_the_same_run_is_the_same_to_the_last_bit_whatever_its_scale(run: RunSpec) -> None:
     first, second = simulate(run), simulate(msgspec.structs.replace(run, scale=Scale()))
@@ -208,7 +204,7 @@ def test_the_same_run_is_the_same_to_the_last_bit_whatever_its_scale(run: RunSpe
     assert first.preemptions == second.preemptions
 
 
-@_examples(60)
+@drawn_slowly(60)
 @given(runs(disaggregated_nodes()))
 def test_a_prefill_node_never_computes_a_prompt_token_twice(run: RunSpec) -> None:
     """So KV that has left already is never computed again, whatever is held there; but for each that is moved anew."""
@@ -232,7 +228,7 @@ def _prefilled_for_the_last_token(simulation: CountedTickets, record: Record) ->
     return 0 if moves or not record.preemptions else record.prompt_tokens + record.max_tokens - 1
 
 
-@_examples(80)
+@drawn_slowly(80)
 @given(runs(), ABORTS.filter(bool))
 def test_aborts_at_any_instant_leave_nothing_behind(run: RunSpec, aborts: list[tuple[float, int]]) -> None:
     simulation = Simulation(run, after_event=Simulation.check_integrity)
@@ -261,7 +257,7 @@ class CountedTickets(Simulation):
 @pytest.mark.parametrize(
     "way", list(itertools.product(EVERY_FIRST_TOKEN, EVERY_ADMISSION, EVERY_TRANSFER_MODE, EVERY_PREEMPTION)), ids=str
 )
-@_examples(25)
+@drawn_slowly(25)
 @given(runs(disaggregated_nodes()), ABORTS)
 def test_however_requests_are_handed_over_none_is_stuck_and_none_asks_for_its_kv_twice(
     way: tuple[FirstToken, Admission, TransferMode, Preemption], run: RunSpec, aborts: list[tuple[float, int]]
@@ -295,7 +291,7 @@ def _refused(simulation: Simulation, record: Record) -> bool:
 
 
 @pytest.mark.slow
-@_examples(200)
+@drawn_slowly(200)
 @given(
     runs(),
     LOSSES.filter(bool),
@@ -316,7 +312,7 @@ def test_lost_nodes_cost_a_retry_or_a_failure_with_its_reason_and_survivors_noth
 
 
 @pytest.mark.slow
-@_examples(250)
+@drawn_slowly(250)
 @given(
     runs(),
     DELAYS_S,

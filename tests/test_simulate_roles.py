@@ -22,6 +22,7 @@ from tests import test_simulate_properties as properties
 from tests.builders import ALL_OUTPUT, KV_BYTES_PER_TOKEN, load_plan, node_spec, request, run_spec, step_times
 from tests.disturbed import ABORTS, DELAYS_S, LOSSES, SlowControl, assert_nothing_is_held, lost, run_disturbed
 from tests.drawn import FIRST_TOKENS, admissions, overlaps, ways_of
+from tests.examples import drawn_slowly
 from tests.test_simulate_properties import DRAIN_S, loads
 
 ROLES: list[tuple[Role, ...]] = [
@@ -123,7 +124,7 @@ def _check_record(run: RunSpec, record: Record, *, disturbed: bool = False) -> N
 
 
 @pytest.mark.slow
-@properties._examples(300)
+@drawn_slowly(300)
 @given(runs())
 def test_every_request_ends_exactly_once_and_no_two_nodes_wait_for_each_other(run: RunSpec) -> None:
     simulation = Simulation(run, after_event=Simulation.check_integrity)
@@ -137,7 +138,7 @@ def test_every_request_ends_exactly_once_and_no_two_nodes_wait_for_each_other(ru
 
 
 @pytest.mark.slow
-@properties._examples(150)
+@drawn_slowly(150)
 @given(runs(), ABORTS, LOSSES)
 def test_aborts_and_lost_nodes_leave_nothing_behind(
     run: RunSpec, aborts: list[tuple[float, int]], losses: list[tuple[float, int, bool]]
@@ -154,7 +155,7 @@ def test_aborts_and_lost_nodes_leave_nothing_behind(
 
 
 @pytest.mark.slow
-@properties._examples(200)
+@drawn_slowly(200)
 @given(runs(), DELAYS_S, ABORTS)
 def test_nor_do_they_where_messages_cross_each_other_on_the_way(
     run: RunSpec, delays_s: list[float], aborts: list[tuple[float, int]]
@@ -167,7 +168,7 @@ def test_nor_do_they_where_messages_cross_each_other_on_the_way(
         _check_record(run, record, disturbed=record.reason == "aborted")
 
 
-@properties._examples(100)
+@drawn_slowly(100)
 @given(runs(), st.integers(10, 90), st.sampled_from([0.05, 0.2, 0.6]))
 def test_no_run_serves_more_than_its_bounds_allow(run: RunSpec, prompt_tokens: int, drain_s: float) -> None:
     """Requests that are all alike and far too many, so that it matters which nodes a bound counts."""
@@ -184,7 +185,7 @@ def test_no_run_serves_more_than_its_bounds_allow(run: RunSpec, prompt_tokens: i
 
 
 @pytest.mark.slow
-@properties._examples(200)
+@drawn_slowly(200)
 @given(runs(), st.sampled_from([0.0, 0.305, DRAIN_S]), ABORTS)
 def test_merged_and_single_steps_agree(run: RunSpec, drain_s: float, aborts: list[tuple[float, int]]) -> None:
     run = msgspec.structs.replace(run, load=msgspec.structs.replace(run.load, drain_s=drain_s))

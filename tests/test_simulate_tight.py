@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.core.physics import violations
@@ -13,6 +13,7 @@ from emulator.simulate import Simulation
 from tests.builders import load_plan, node_spec, run_spec, step_times
 from tests.disturbed import ABORTS, DELAYS_S, LOSSES, SlowControl, assert_nothing_is_held, lost, run_disturbed
 from tests.drawn import EVERY_ADMISSION, EVERY_FIRST_TOKEN, EVERY_TRANSFER_MODE
+from tests.examples import drawn_slowly
 from tests.handed_over import handed_over
 from tests.test_simulate_fast import assert_same_records, assert_same_steps
 from tests.test_simulate_properties import DRAIN_S, CountedTickets, assert_ended_once
@@ -20,11 +21,6 @@ from tests.test_simulate_properties import DRAIN_S, CountedTickets, assert_ended
 COST = step_times(prefill_ms_per_token=0.5, prefill_base_ms=1.0, decode_ms=10.0, decode_ms_per_sequence=0.5)
 LONGEST = 70
 """Prompt and output of any request: memory is for one such request and little more."""
-
-
-def _examples(n: int) -> settings:
-    slow_to_draw = [HealthCheck.too_slow, HealthCheck.data_too_large]
-    return settings(max_examples=n, deadline=None, suppress_health_check=slow_to_draw)
 
 
 @st.composite
@@ -69,7 +65,7 @@ def tight_runs(draw: st.DrawFn) -> RunSpec:
 
 
 @pytest.mark.slow
-@_examples(200)
+@drawn_slowly(200)
 @given(tight_runs())
 def test_everybody_comes_to_the_end_with_every_token_and_no_law_is_broken(run: RunSpec) -> None:
     simulation = CountedTickets(run)
@@ -87,7 +83,7 @@ def test_everybody_comes_to_the_end_with_every_token_and_no_law_is_broken(run: R
 
 
 @pytest.mark.slow
-@_examples(150)
+@drawn_slowly(150)
 @given(tight_runs(), ABORTS)
 def test_merged_and_single_steps_agree_on_what_is_given_up(run: RunSpec, aborts: list[tuple[float, int]]) -> None:
     merged, single = (
@@ -101,7 +97,7 @@ def test_merged_and_single_steps_agree_on_what_is_given_up(run: RunSpec, aborts:
 
 
 @pytest.mark.slow
-@_examples(200)
+@drawn_slowly(200)
 @given(
     tight_runs(),
     DELAYS_S,

@@ -25,6 +25,8 @@ def interval_of_mean(differences: Floats) -> tuple[float, float]:
     Above two thousand, neighbours are first averaged in blocks of near-equal size and the blocks are resampled:
     it costs as much as a small run, and keeps what neighbours share.
     """
+    if not differences.any():  # as where both met, or missed, an SLO with every request
+        return 0.0, 0.0
     units = _blocks(differences) if differences.size > _MOST_UNITS else differences
     rng = np.random.default_rng(SEED)
     per_batch = max(1, _DRAWS_AT_ONCE // units.size)

@@ -100,7 +100,7 @@ class RouterProcess:
         server.exposition = self._metrics.families.exposition
 
     async def serve(self) -> None:
-        """Work until a client says stop and every other peer that is there has reported to it; then report too."""
+        """Work until a client says stop and every other peer that is not lost has reported to it; then report too."""
         self._lag.start()
         ticking = asyncio.create_task(self._tick())
         try:
@@ -224,7 +224,7 @@ class RouterProcess:
                 self._guests.cut(self._clock.now_s())
             case Stop():
                 self._leaving = True
-                self._unreported = self._peers - self._reported - {said_by}
+                self._unreported = self._peers - self._reported - {said_by, *self._router.lost_nodes}
         self._send([Send(peer, message) for peer in sorted(self._peers)])
 
     def _pass_on(self, peer: str, report: Report) -> None:

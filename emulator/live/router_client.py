@@ -104,7 +104,7 @@ class RouterClient:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for future in (self._cluster, self._began):
             future.cancel()
-        self._control.close(linger_s=REPORT_LINGER_S)
+        self._control.close(linger_s=REPORT_LINGER_S if self._handed_in else 0.0)
 
     async def _leave(self) -> None:
         """Wait a moment for what was aborted, and hand in the records."""

@@ -34,6 +34,7 @@ def test_what_cannot_be_measured_is_refused_at_once(options: list[str], expected
 
 
 @pytest.mark.live
+@pytest.mark.alone
 @pytest.mark.slow
 def test_a_table_on_standard_output_progress_beside_and_a_file(
     tmp_path: Path, pdemu: Pdemu, monkeypatch: pytest.MonkeyPatch
@@ -56,6 +57,7 @@ def test_a_table_on_standard_output_progress_beside_and_a_file(
 
 
 @pytest.mark.live
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_an_interrupt_leaves_nothing_running_and_no_file(tmp_path: Path) -> None:

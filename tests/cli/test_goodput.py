@@ -12,6 +12,7 @@ import pytest
 from emulator.cli.goodput import parse_share
 from emulator.core.records import read_records
 from emulator.core.search_summary import SearchSummary
+from emulator.study import searches
 from tests.in_process import Ended, Pdemu
 from tests.live.lab import SMALL
 
@@ -28,6 +29,12 @@ Goodput = Callable[..., Ended]
 def goodput(pdemu: Pdemu) -> Goodput:
     """Runs `pdemu goodput`."""
     return partial(pdemu, "goodput")
+
+
+@pytest.fixture
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches need no workers, whose start takes longer."""
+    monkeypatch.setattr(searches, "cores", lambda: 1)
 
 
 BAD_OPTIONS: dict[str, tuple[list[str | Path], list[str]]] = {
@@ -96,6 +103,7 @@ def test_every_trial_is_shown_and_the_document_holds_them_all(tmp_path: Path, go
     assert found.advantages[1] is not None
 
 
+@pytest.mark.usefixtures("one_process")
 def test_the_table_names_what_bounds_each_row(tmp_path: Path, goodput: Goodput) -> None:
     ended = goodput(SMALL, "--seeds", "1", "--high", "10", "--deployment", "1P1D", "--out", tmp_path / "o")
     assert ended.code == 0, ended.err
@@ -103,6 +111,7 @@ def test_the_table_names_what_bounds_each_row(tmp_path: Path, goodput: Goodput) 
     assert "1P1D at 200Mbps: passes at 10/s, the end of the range (--high); its goodput may be higher" in ended.out
 
 
+@pytest.mark.usefixtures("one_process")
 def test_the_tightest_slo_is_searched_without_a_rate_too(tmp_path: Path, goodput: Goodput) -> None:
     path = tmp_path / "users.toml"
     path.write_text(USERS_ALONE)

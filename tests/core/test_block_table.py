@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from emulator.core.block_table import BlockTable
+from tests.examples import examples
 
 BLOCKS = 40
 OWNERS = st.sampled_from("abcdefgh")
@@ -112,4 +112,4 @@ class Tables(RuleBasedStateMachine):
 
 
 TestTables = Tables.TestCase
-TestTables.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestTables.settings = examples(60, stateful_step_count=40)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.core.catalog import find_gpu, find_model, find_profile
@@ -21,6 +21,7 @@ from emulator.core.cost import (
 )
 from emulator.core.errors import CapacityError, ConfigError
 from emulator.lab.catalog_files import load_catalog
+from tests.examples import examples
 
 CATALOG = load_catalog()
 
@@ -203,7 +204,7 @@ costs = st.sampled_from(COSTS)
 chunks = st.builds(Chunk, tokens=st.integers(1, 2048), context=st.integers(0, 2048))
 prompts = st.lists(chunks, min_size=1, max_size=4).map(tuple)
 batches = st.tuples(st.integers(1, 90), st.integers(1, 4096)).map(lambda pair: (pair[0], pair[0] * pair[1]))
-quick = settings(max_examples=60, deadline=None)
+quick = examples(60)
 ROUNDING = 1e-12
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.core.deployments import TransferOrder
 from emulator.core.kv_lanes import Lane, Message
+from tests.examples import examples
 
 
 def _lane(names: str, *, cap: int = 1, order: TransferOrder = "fifo", **costs: float) -> tuple[Lane[Message], str]:
@@ -112,7 +113,7 @@ moves = st.lists(st.tuples(st.sampled_from(["add", "drop", "send", "wait"]), st.
 
 
 @given(moves=moves, cap=st.integers(1, 4), order=st.sampled_from(["fifo", "fair"]), costs=st.booleans())
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_whatever_comes_nothing_is_lost_and_no_place_stays_free(
     moves: list[tuple[str, int]], cap: int, order: TransferOrder, costs: bool
 ) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from emulator.core.kv_pool import KvPool, NamedKvPool
+from tests.examples import examples
 
 OWNERS = st.sampled_from("abcd")
 TOKENS = st.integers(0, 90)
@@ -187,4 +187,4 @@ class Pools(RuleBasedStateMachine):
 
 
 TestPools = Pools.TestCase
-TestPools.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestPools.settings = examples(150, stateful_step_count=40)

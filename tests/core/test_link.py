@@ -7,11 +7,12 @@ import math
 from collections import defaultdict
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.core.fair_share import Pair, fair_shares
 from emulator.core.link import Delivery, FairShareNetwork, Part, expected_ends
+from tests.examples import examples
 
 NODES = ("a", "b", "c")
 Caps = dict[str, float | None]
@@ -72,7 +73,7 @@ pair_sets = st.sets(st.tuples(st.sampled_from("abc"), st.sampled_from("xyz")), m
 
 
 @given(pairs=pair_sets, both=cap_maps)
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_shares_are_within_every_rate_and_max_min_fair(pairs: set[Pair], both: tuple[Caps, Caps]) -> None:
     rates = fair_shares(pairs, *both)
     assert rates.keys() == pairs
@@ -312,7 +313,7 @@ finite_maps = st.tuples(
     message_s=st.sampled_from([0.0, 0.05]),
     dropped=st.sets(st.integers(0, 24), max_size=4),
 )
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_every_byte_is_carried_once_at_rates_that_the_nics_have(
     parts: list[Part], both: tuple[Caps, Caps], message_s: float, dropped: set[int]
 ) -> None:
@@ -359,7 +360,7 @@ def test_every_byte_is_carried_once_at_rates_that_the_nics_have(
 
 
 @given(parts=parts_lists)
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_a_receiver_shared_by_all_never_idles_while_bytes_wait(parts: list[Part]) -> None:
     """With one receiver as the only limit, its busy periods follow from ready times and sizes alone."""
     to_x = [Part(part.source, "x", part.ready_s, part.nbytes) for part in parts]

@@ -9,12 +9,13 @@ from functools import partial
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.core.deployments import TransferOrder
 from emulator.core.fair_share import Pair
 from emulator.core.link import Delivery, FairShareNetwork, Part, expected_ends
+from tests.examples import examples
 
 RATE = 100.0
 
@@ -219,7 +220,7 @@ def _run(sent: list[Sent], network: FairShareNetwork) -> tuple[dict[int, Deliver
 
 
 @given(sent=messages, cap=st.integers(1, 3), order=st.sampled_from(["fifo", "fair"]))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_every_byte_is_carried_once_by_as_many_messages_as_may_be_on_the_way(
     sent: list[Sent], cap: int, order: TransferOrder
 ) -> None:
@@ -243,14 +244,14 @@ def test_every_byte_is_carried_once_by_as_many_messages_as_may_be_on_the_way(
 
 
 @given(sent=messages, cap=st.integers(2, 5))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_without_costs_fifo_is_one_after_the_other_whatever_the_limit(sent: list[Sent], cap: int) -> None:
     free = [message._replace(cost_s=0.0) for message in sent]
     assert _run(free, _network(cap)) == _run(free, _network())
 
 
 @given(sent=messages)
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_one_at_a_time_is_fair_as_it_is_fifo_where_every_request_is_one_message(sent: list[Sent]) -> None:
     alone = [message._replace(request=str(n)) for n, message in enumerate(sent)]
     assert _run(alone, _network(order="fair")) == _run(alone, _network())

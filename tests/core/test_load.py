@@ -6,7 +6,7 @@ import heapq
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.core import traffic
@@ -14,6 +14,7 @@ from emulator.core.errors import ProtocolError
 from emulator.core.lengths import LengthPair, LengthSource
 from emulator.core.load import MIN_USER_PERIOD_S, LoadGenerator
 from emulator.core.workload import LoadPlan, PlannedRequest, UserPlan
+from tests.examples import examples
 
 LENGTHS = LengthPair(traffic.UniformLength(low=1, high=1000), traffic.UniformLength(low=1, high=1000))
 
@@ -132,7 +133,7 @@ def test_only_an_outstanding_request_can_end(request_id: str) -> None:
     service=st.lists(st.floats(0, 4), min_size=1, max_size=8),
     lag_s=st.floats(0, 0.5),
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_any_driver_gets_every_request_once_and_users_one_at_a_time(
     times: list[float], starts: list[float], think_s: float, service: list[float], lag_s: float
 ) -> None:

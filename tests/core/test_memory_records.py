@@ -15,7 +15,8 @@ from emulator.core.run_spec import RunSpec
 from emulator.lab.simulated import simulated_result
 from emulator.simulate import Simulation, simulate
 from tests.builders import by_id, load_plan, pair, request, run_spec
-from tests.test_simulate_properties import _examples, runs
+from tests.examples import drawn_slowly
+from tests.test_simulate_properties import runs
 
 
 def _rows(run: RunSpec) -> list[tuple[object, ...]]:
@@ -101,7 +102,7 @@ class Watched(Simulation):
 
 
 @pytest.mark.slow
-@_examples(150)
+@drawn_slowly(150)
 @given(runs())
 def test_rows_are_what_the_parts_say_after_every_event(run: RunSpec) -> None:
     simulation = Watched(run, after_event=lambda s: s.check_memory() if isinstance(s, Watched) else None)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgpack
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.core import messages
@@ -59,6 +59,7 @@ from emulator.core.messages import (
     Welcome,
 )
 from emulator.core.records import RequestTimes
+from tests.examples import examples
 
 TIMES = RequestTimes(queued_s=0.0, prefill_start_s=0.25, kv_end_s=1.5, kv_bytes=655_360_000)
 TOKENS = (TokenCount("a", 1), TokenCount("b", 3))
@@ -243,7 +244,7 @@ def test_garbage_is_refused(data: bytes) -> None:
             decode(data)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.sampled_from(BOTH), st.data())
 def test_damaged_messages_are_decoded_or_refused_but_never_break_the_receiver(
     pair: tuple[Decode, Message], data: st.DataObject

@@ -3,13 +3,14 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.core import metrics
 from emulator.core.records import Outcome, Record, TimeRun
 from emulator.core.specs import Slo
 from tests.core.made_records import made_record
+from tests.examples import examples
 
 SLO = Slo(ttft_ms=150, tpot_ms=25, e2el_ms=400, itl_p99_ms=60)
 
@@ -160,7 +161,7 @@ RECORDS = st.lists(any_record(), max_size=12)
 
 
 @given(RECORDS)
-@settings(max_examples=60)
+@examples(60)
 def test_the_parts_add_up_to_ttft(records: list[Record]) -> None:
     measured = metrics.measure(records)
     total = np.sum([measured.ttft_parts_ms[part] for part in metrics.PARTS], axis=0)
@@ -168,7 +169,7 @@ def test_the_parts_add_up_to_ttft(records: list[Record]) -> None:
 
 
 @given(RECORDS)
-@settings(max_examples=60)
+@examples(60)
 def test_meeting_all_is_no_more_than_meeting_each(records: list[Record]) -> None:
     measured = metrics.measure(records)
     met = metrics.meets_all(measured, SLO)
@@ -178,7 +179,7 @@ def test_meeting_all_is_no_more_than_meeting_each(records: list[Record]) -> None
 
 
 @given(RECORDS, st.randoms())
-@settings(max_examples=40)
+@examples(40)
 def test_the_order_of_records_does_not_matter(records: list[Record], random: object) -> None:
     shuffled = list(records)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
@@ -189,7 +190,7 @@ def test_the_order_of_records_does_not_matter(records: list[Record], random: obj
 
 
 @given(st.lists(st.lists(st.floats(0, 1000), max_size=8), min_size=1, max_size=6), st.sampled_from([0.0, 50.0, 99.0]))
-@settings(max_examples=60)
+@examples(60)
 def test_percentile_within_agrees_with_numpy(groups: list[list[float]], q: float) -> None:
     sizes = np.array([len(group) for group in groups])
     found = metrics.percentile_within(np.array([v for g in groups for v in g]), sizes, q)

@@ -6,7 +6,7 @@ import tomllib
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.core.catalog import find_profile, parse_catalog
@@ -16,6 +16,7 @@ from emulator.core.hardware import DecodeFit, FittedProfile
 from emulator.core.profile_fit import Measurement, ProfileFit, fit, parse_measurements, to_toml
 from emulator.lab.catalog_files import load_catalog
 from emulator.study.step_times import load_files
+from tests.examples import examples
 
 HEADER = "phase,tokens,batch,ms\n"
 TERMS = st.floats(0.0, 10.0).filter(lambda value: value == 0 or value > 1e-3)
@@ -41,7 +42,7 @@ def rows_of(profile: FittedProfile) -> list[Measurement]:
     return made
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.lists(TERMS, min_size=6, max_size=6))
 def test_a_profile_is_found_again(terms: list[float]) -> None:
     a, b, c, base, per_context, per_row = terms

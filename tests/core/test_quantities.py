@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.core.errors import ConfigError
 from emulator.core.quantities import QUANTITIES, BitsPerSecond, Bytes, Quantity, Seconds
+from tests.examples import examples
 
 
 @pytest.mark.parametrize(
@@ -93,7 +94,7 @@ def test_a_quantity_is_shown_in_the_unit_that_fits(quantity: Quantity, text: str
     assert str(quantity) == text
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.sampled_from(QUANTITIES), st.floats(1e-9, 9e14))
 def test_what_is_shown_can_be_read_again(kind: type[Quantity], value: float) -> None:
     if kind is BitsPerSecond:

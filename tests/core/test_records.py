@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.core.records import (
@@ -21,6 +21,7 @@ from emulator.core.records import (
     write_rows,
 )
 from tests.core.made_records import made_record
+from tests.examples import examples
 
 STEP = StepRecord(
     node="decode-0",
@@ -53,7 +54,7 @@ def test_rows_of_instants_expand_in_order(times: list[float | TimeRun], instants
     assert expanded.tolist() == instants
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.floats(0, 100), st.floats(0, 1), st.floats(0, 0.1), st.integers(0, 50))
 def test_a_row_is_its_gaps_added_up(t0_s: float, first_step_s: float, delta_s: float, n: int) -> None:
     gaps = [first_step_s + j * delta_s for j in range(max(0, n - 1))]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.core.scaling import Scaling
 from emulator.core.specs import Scale
+from tests.examples import examples
 
 
 def test_without_scale_everything_is_itself() -> None:
@@ -34,7 +35,7 @@ def test_bytes_shrink_with_their_rate_so_that_a_transfer_takes_as_long() -> None
     assert 655_360 / scaling.wall_bytes_per_s(2e12) == pytest.approx(655_360_000 / 2.5e11)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.lists(st.integers(1, 10_000_000), min_size=1, max_size=12), st.floats(1.0, 5_000.0))
 def test_the_parts_of_a_transfer_add_up_to_its_whole(parts: list[int], shrink: float) -> None:
     scaling = Scaling(Scale(bytes=shrink))
@@ -50,7 +51,7 @@ def test_the_parts_of_a_transfer_add_up_to_its_whole(parts: list[int], shrink: f
     assert all(0 <= scaling.model_bytes(n, total) <= total for n in itertools.accumulate(wire))
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.integers(1, 10_000_000), st.integers(1, 50), st.floats(1.0, 5_000.0), st.data())
 def test_blocks_hold_their_wire_bytes_and_spans_cover_every_part(
     block_bytes: int, blocks: int, shrink: float, data: st.DataObject

@@ -6,13 +6,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.core.deployments import Policy
 from emulator.core.kv_pool import KvPool
 from emulator.core.scheduler import Scheduler, SchedulerConfig
 from emulator.core.sequence import Sequence, Status, Step
+from tests.examples import examples
 
 MANY_STEPS = 20_000
 
@@ -329,7 +330,7 @@ EVENTS = st.one_of(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@examples(400)
 @given(
     events=st.lists(EVENTS, max_size=60),
     policy=st.sampled_from(["chunked", "prefill_first"]),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from statistics import fmean
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.core.step_scale import HIGHEST, LEAST_PLANNED_S, LOWEST, StepScale
@@ -50,7 +50,6 @@ def _assert_within(shares: list[float], share: float) -> None:
     assert max(abs(s - 1.0) for s in shares) < share
 
 
-@settings(deadline=None)
 @given(drift=st.floats(-0.1, 0.1), seed=st.integers(0, 1_000_000))
 def test_a_drift_is_followed_to_within_one_percent(drift: float, seed: int) -> None:
     device = FakeDevice(1.0 + drift, seed)
@@ -79,7 +78,6 @@ def test_contention_for_a_third_of_the_steps_is_not_corrected(
     _assert_within(device.run(600, disturbed, told=told), 0.01)
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 1_000_000), told=st.booleans())
 def test_contention_at_random_does_not_keep_a_drift_from_being_followed(seed: int, told: bool) -> None:
     rng = random.Random(seed)

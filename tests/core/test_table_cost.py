@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.core import strict
@@ -23,6 +23,7 @@ from emulator.core.workload import plan_load
 from emulator.lab.catalog_files import load_catalog
 from emulator.simulate import simulate
 from tests.builders import load_plan, node_spec, request, run_spec
+from tests.examples import examples
 
 CATALOG = load_catalog()
 TABLES = [TableCost(profile=table) for table in CATALOG.tables]
@@ -134,7 +135,7 @@ def test_a_mixed_step_joins_the_prefill_and_one_decode_and_adds_the_other_decode
 # --- properties -------------------------------------------------------------------------------------------------
 
 costs = st.sampled_from([BY_HAND, *TABLES])
-quick = settings(max_examples=80, deadline=None)
+quick = examples(80)
 
 
 @quick

@@ -7,7 +7,7 @@ import time
 from decimal import Decimal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.core.errors import ConfigError
@@ -16,6 +16,7 @@ from emulator.core.trace_formats.values import time_ns, tokens
 from emulator.core.trace_selection import read_trace
 from emulator.core.traffic import TimeUnit, TraceFormat, TraceOptions
 from tests.core.trace_writers import START, WRITERS, Row, date, number
+from tests.examples import examples
 
 FILE = "trace.txt"
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens"
@@ -72,7 +73,7 @@ def _rows(resolution_ns: int) -> st.SearchStrategy[list[Row]]:
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-@settings(max_examples=50)
+@examples(50)
 @given(data=st.data())
 def test_what_is_written_is_read_back_exactly(writer: str, data: st.DataObject) -> None:
     written = WRITERS[writer]
@@ -121,7 +122,7 @@ def test_numbers_are_exact_in_every_unit(ns: int, unit: TimeUnit) -> None:
     assert time_ns(ns, "ns") == ns
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(st.text(max_size=40), st.sampled_from(["s", "ms", "us", "ns", None]))
 def test_no_text_is_more_than_refused(text: str, unit: TimeUnit | None) -> None:
     assert (time_ns(text, unit) or 0) >= 0

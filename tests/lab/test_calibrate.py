@@ -214,6 +214,7 @@ class Silent:
 
 
 @pytest.mark.live
+@pytest.mark.alone
 @pytest.mark.slow
 def test_numpy_is_calibrated_and_every_pair_is_there_or_said_to_be_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

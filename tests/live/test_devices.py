@@ -35,6 +35,19 @@ async def opened(run: RunSpec, **changes: Any) -> Device:
     return open_device(task, run.nodes[0], step_done=ignore, step_progress=ignore, failed=ignore)
 
 
+@pytest.fixture(autouse=True)
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The devices that are measured, which takes half a second, and here no time."""
+    found: list[str] = []
+
+    def note(backend: NumpyBackend) -> UnitTimes:
+        found.append(backend.device_id)
+        return UNITS
+
+    monkeypatch.setattr(devices, "measure_units", note)
+    return found
+
+
 @pytest.fixture
 def stores(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What the stores that are made are made with."""
@@ -60,7 +73,7 @@ def test_a_virtual_device_holds_no_kv_and_is_no_hardware() -> None:
 
 @pytest.mark.parametrize(("own", "limit"), [(None, 9_000_000), (5_000_000, 5_000_000), (20_000_000, 9_000_000)])
 def test_a_numpy_node_holds_kv_within_its_share_and_its_device_s_memory(
-    stores: list[dict[str, Any]], own: int | None, limit: int
+    stores: list[dict[str, Any]], measured: list[str], own: int | None, limit: int
 ) -> None:
     async def live() -> None:
         run = a_run(DevicePlan(kind="numpy", memory_bytes=own))
@@ -68,6 +81,7 @@ def test_a_numpy_node_holds_kv_within_its_share_and_its_device_s_memory(
             assert device.store is not None
             assert device.store.block_bytes == 16_000
             assert device.device_id.startswith("cpu:")
+            assert measured == [device.device_id]
 
     asyncio.run(live())
     (given,) = stores

@@ -23,6 +23,7 @@ machine."""
 
 
 @pytest.mark.live
+@pytest.mark.alone
 @pytest.mark.slow
 def test_what_clients_measure_is_what_the_records_say() -> None:
     command = [sys.executable, str(TOOL), "--requests", "8", "--step-ms", str(STEP_MS), "--json"]

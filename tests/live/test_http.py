@@ -54,6 +54,7 @@ async def test_a_stream_keeps_every_rule_and_a_document_says_the_same(client: Ht
     assert whole["usage"] == seen.usage
 
 
+@pytest.mark.alone
 async def test_the_head_of_a_stream_comes_before_its_first_token(client: HttpClient) -> None:
     """The prompt of 900 tokens alone is computed for 47 ms."""
     start_s = time.monotonic()
@@ -166,6 +167,7 @@ async def refusals(port: int) -> tuple[float, float]:
     return max(took_s), max(np.diff(stream.piece_times_s))
 
 
+@pytest.mark.alone
 async def test_malformed_requests_are_refused_at_once_and_streams_do_not_notice(served: Up) -> None:
     """Whatever else this machine does is in these times as well, so the best of three rounds counts."""
     rounds = [await refusals(served.port) for _ in range(3)]

@@ -105,6 +105,7 @@ async def test_a_node_that_hangs_is_lost_as_well_and_the_end_comes_without_it(tm
             assert (await complete(it)).status == 200
         assert await asyncio.to_thread(it.stop) == 0
         assert len(read_records((it.run_folder / "records.jsonl").read_bytes())) == 3
+        assert "no report from" not in (it.run_folder / "logs" / "router.log").read_text(), "it was not waited for"
 
 
 async def test_without_a_node_for_a_phase_everything_ends_and_what_was_served_is_kept(tmp_path: Path) -> None:

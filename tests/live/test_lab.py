@@ -108,6 +108,7 @@ def test_memory_over_time_has_a_row_where_kv_changed_hands(compared: tuple[dict[
         assert 0 < usage["mean_used"] < usage["peak_used"] <= 1
 
 
+@pytest.mark.alone
 def test_stretched_time_gives_results_in_model_time(tmp_path: Path) -> None:
     topology = tmp_path / "stretched.toml"
     topology.write_text(SMALL.read_text() + "\n[scale]\ntime = 3\nbytes = 4\n")

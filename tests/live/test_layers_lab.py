@@ -9,7 +9,7 @@ import pytest
 from emulator.core.records import read_records
 from tests.live.lab import SMALL, json_of, pdemu
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.alone]
 
 
 def test_kv_leaves_while_later_layers_compute_and_arrives_to_the_byte(tmp_path: Path) -> None:

@@ -99,6 +99,7 @@ def test_members_serve_metrics_where_they_are_told_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/ns/time").exists(), reason="needs time namespaces")
+@pytest.mark.alone
 def test_members_on_hosts_whose_clocks_differ_make_the_same_run(tmp_path: Path) -> None:
     """Each node's monotonic clock is some hours off, as that of another machine would be."""
     endpoint = f"127.0.0.1:{_free_port()}"

@@ -64,6 +64,7 @@ def test_work_is_done_in_order_and_marks_come_after_it(backend: NumpyBackend) ->
     assert done == [1, 2]
 
 
+@pytest.mark.alone
 def test_every_kind_of_work_takes_time_on_the_stream_s_clock(backend: NumpyBackend) -> None:
     kinds: list[tuple[Callable[[int], None], int]] = [(partial(backend.gemm, k), 2) for k in GEMM_KS]
     for enqueue, units in [*kinds, (backend.fill, 1_000), (backend.read, 1 << 20)]:
@@ -109,6 +110,7 @@ def test_a_close_forgets_what_is_enqueued_and_leaves_nobody_waiting() -> None:
     assert done == []
 
 
+@pytest.mark.alone
 def test_units_are_measured_and_plausible(backend: NumpyBackend) -> None:
     with device_lock(backend.device_id, 60.0):
         units = measure_units(backend)

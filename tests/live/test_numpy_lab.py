@@ -27,7 +27,7 @@ from emulator.live.unit_times import measure_units
 from tests.builders import load_plan, request
 from tests.live.lab import SMALL
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.alone]
 
 BYTES_PER_TOKEN = 4096
 

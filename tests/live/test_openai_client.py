@@ -1,4 +1,4 @@
-"""The endpoint by OpenAI's own client, as most programs will speak to it."""
+"""The endpoint by OpenAI's own client, as most programs will speak to it; it is slow to import, so only where used."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import asyncio
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
-from openai import AsyncOpenAI, OpenAI
-from openai.types import Completion
-from openai.types.chat import ChatCompletionMessageParam
 
 from emulator.core.records import read_records
 from emulator.core.vocabulary import count
 from tests.live.endpoint import Up, up
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI, OpenAI
+    from openai.types import Completion
+    from openai.types.chat import ChatCompletionMessageParam
 
 pytestmark = pytest.mark.live
 
@@ -38,8 +39,17 @@ def _url(served: Up) -> str:
     return f"http://127.0.0.1:{served.port}/v1"
 
 
+def _error(name: str) -> type[Exception]:
+    import openai
+
+    error: type[Exception] = getattr(openai, name)
+    return error
+
+
 @pytest.fixture
 def client(served: Up) -> Iterator[OpenAI]:
+    from openai import OpenAI
+
     with OpenAI(base_url=_url(served), api_key="any", max_retries=0, timeout=30) as it:
         yield it
 
@@ -103,18 +113,18 @@ def test_a_stop_is_a_stop(client: OpenAI) -> None:
 def test_its_models(client: OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").owned_by == "pd-emulator"
-    with pytest.raises(openai.NotFoundError):
+    with pytest.raises(_error("NotFoundError")):
         client.models.retrieve("other/one")
 
 
 @pytest.mark.parametrize(
     ("kind", "body", "code", "param"),
     [
-        (openai.NotFoundError, {"model": "other"}, "model_not_found", "model"),
-        (openai.BadRequestError, {"max_tokens": 5_000}, "context_length_exceeded", "prompt"),
-        (openai.BadRequestError, {"n": 2}, None, "n"),
-        (openai.BadRequestError, {"temperature": 3.0}, None, "temperature"),
-        (openai.APIStatusError, {"prompt": "x" * 2_000_000}, None, None),
+        ("NotFoundError", {"model": "other"}, "model_not_found", "model"),
+        ("BadRequestError", {"max_tokens": 5_000}, "context_length_exceeded", "prompt"),
+        ("BadRequestError", {"n": 2}, None, "n"),
+        ("BadRequestError", {"temperature": 3.0}, None, "temperature"),
+        ("APIStatusError", {"prompt": "x" * 2_000_000}, None, None),
     ],
     ids=["model", "too long", "several", "temperature", "too large"],
 )
@@ -122,24 +132,27 @@ def test_its_models(client: OpenAI) -> None:
 def test_refusals_are_its_exceptions(
     client: OpenAI,
     *,
-    kind: type[openai.APIStatusError],
+    kind: str,
     body: dict[str, Any],
     code: str | None,
     param: str | None,
     stream: bool,
 ) -> None:
     asked: dict[str, Any] = {"model": "tiny", "prompt": PROMPT, "max_tokens": 4, "stream": stream} | body
-    with pytest.raises(kind) as caught:
+    with pytest.raises(_error(kind)) as caught:
         client.completions.create(**asked)
-    assert (caught.value.code, caught.value.param) == (code, param)
+    error: Any = caught.value
+    assert (error.code, error.param) == (code, param)
 
 
 def test_what_is_not_there_is_not_found(client: OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError, match="there is no /v1/embeddings"):
+    with pytest.raises(_error("NotFoundError"), match="there is no /v1/embeddings"):
         client.embeddings.create(model="tiny", input="a")
 
 
 async def test_many_at_once_are_all_answered(served: Up) -> None:
+    from openai import AsyncOpenAI
+
     async def one(client: AsyncOpenAI, n: int) -> tuple[int, int]:
         stream = await client.completions.create(model="tiny", prompt=[5] * n, max_tokens=n, stream=True)
         chunks: list[Completion] = [chunk async for chunk in stream]
@@ -151,10 +164,12 @@ async def test_many_at_once_are_all_answered(served: Up) -> None:
 
 
 def test_a_key_is_shown_and_a_wrong_one_refused_and_the_end_told_in_the_stream(tmp_path: Path) -> None:
+    from openai import OpenAI
+
     with up(tmp_path, "--api-key", "secret") as it:
         with (
             OpenAI(base_url=_url(it), api_key="wrong", max_retries=0) as wrong,
-            pytest.raises(openai.AuthenticationError),
+            pytest.raises(_error("AuthenticationError")),
         ):
             wrong.models.list()
         with OpenAI(base_url=_url(it), api_key="secret", max_retries=0, timeout=30) as client:
@@ -163,7 +178,7 @@ def test_a_key_is_shown_and_a_wrong_one_refused_and_the_end_told_in_the_stream(t
             stream = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=900, stream=True)
             next(stream)
             it.process.send_signal(signal.SIGTERM)
-            with pytest.raises(openai.APIError, match="the endpoint is shutting down"):
+            with pytest.raises(_error("APIError"), match="the endpoint is shutting down"):
                 list(stream)
         assert it.process.wait(30) == 0
         records = read_records((it.run_folder / "records.jsonl").read_bytes())

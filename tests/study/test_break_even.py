@@ -274,6 +274,7 @@ def test_what_only_a_link_without_limit_changes_is_said_to_be_so() -> None:
 
 
 @pytest.mark.live
+@pytest.mark.alone
 def test_live_runs_confirm_a_search(tmp_path: Path) -> None:
     args = ["--low", "10Mbps", "--high", "10Gbps", "--chunk-budgets", "512", "--baseline", "colocated", "--live"]
     document = json_of(pdemu("break-even", SMALL, *args, "--json", "--out", tmp_path / "b"))
