@@ -25,7 +25,6 @@ from emulator.core.hardware import (
     Model,
     StepTable,
     WeightsDtype,
-    weight_element_bytes,
 )
 from emulator.core.step_shape import Chunk, StepShape, mixed_ms
 from emulator.core.table_cost import StepLimits, TableCost
@@ -43,6 +42,7 @@ __all__ = [
     "kv_bytes",
     "step_limits",
     "weight_bytes_per_gpu",
+    "why_not_split",
 ]
 
 Bound = Literal["compute", "memory", "communication", "overhead"]
@@ -118,6 +118,11 @@ class RooflineCost(
     @cached_property
     def _decode_parts(self) -> dict[int, tuple[float, float, float, float]]:
         return {}
+
+    @property
+    def fixed_s(self) -> float:
+        """Fixed time of a step's layers, a part of every step."""
+        return self._rates.overhead
 
     def work(self, shape: StepShape) -> tuple[float, float]:
         """FLOPs that each GPU computes in a step, and bytes that it moves to and from its memory."""
@@ -208,7 +213,7 @@ def cost_model(
     """Build the cost model of one pool from a topology's choices. Measured step times are those of 16-bit KV.
 
     Raises ConfigError for a profile of another model, GPU or tp, for fp8 weights where their step times are not known,
-    for a tp that does not divide the model's heads, and for a GPU without measured efficiencies under roofline: none
+    for a tp that the model's layers do not divide by, and for a GPU without measured efficiencies under roofline: none
     are assumed in silence.
     """
     if cost != "roofline":
@@ -225,8 +230,8 @@ def cost_model(
             f'weights = "fp8": gpu {gpu.name} does not compute in fp8; use weights = "bf16", or a GPU that has '
             "fp8_dense_tflops"
         )
-    if model.heads % tp:
-        raise ConfigError(f"tp = {tp} does not divide the {model.heads} heads of {model.name}")
+    if undivided := why_not_split(model, tp):
+        raise ConfigError(undivided)
     missing = [name for name in ("mfu_linear", "mbu", "per_layer_overhead_us") if getattr(gpu, name) is None]
     if missing:
         raise ConfigError(
@@ -256,7 +261,27 @@ def kv_bytes(model: Model, tokens: int, bytes_per_element: int = FP16_BYTES) -> 
 
 def weight_bytes_per_gpu(model: Model, tp: int, weights: WeightsDtype = "fp16") -> float:
     """Bytes of weights on each of `tp` GPUs, every expert included."""
-    return model.weight_bytes(weight_element_bytes(weights)) / tp
+    return roofline.weight_bytes(model, weights) / tp
+
+
+def why_not_split(model: Model, tp: int) -> str:
+    """Why `tp` GPUs cannot share the model's layers, or nothing; the rules are vLLM's (QKVParallelLinear, divide).
+
+    Attention heads and the width of an MLP or expert must divide; KV heads too, or the GPUs must be a multiple of them,
+    each head then being kept several times. An MLA latent is kept by every GPU.
+    """
+    if model.heads % tp:
+        return f"tp = {tp} does not divide the {model.heads} heads of {model.name}"
+    heads = model.kv_heads
+    if model.mla is None and (heads % tp if tp <= heads else tp % heads):
+        return f"tp = {tp} neither divides the {heads} KV heads of {model.name} nor is a multiple of them"
+    widths = {"MLP": model.intermediate}
+    if model.moe is not None:
+        widths["expert"] = model.moe.expert_intermediate
+    for what, width in widths.items():
+        if width % tp:
+            return f"tp = {tp} does not divide the {what} width {width:,} of {model.name}"
+    return ""
 
 
 def kv_block_capacity(
@@ -296,6 +321,6 @@ def _what_fits(model: Model, gpu: Gpu, tp: int, utilization: float, weights: Wei
     larger = f"a GPU with more than {weight_bytes_per_gpu(model, tp, weights) / 1e9 / utilization:.0f} GB"
     for more in (2, 4, 8, 16, 32, 64):
         fits = weight_bytes_per_gpu(model, more, weights) < gpu.memory_gb * 1e9 * utilization
-        if more > tp and model.heads % more == 0 and fits:
+        if more > tp and not why_not_split(model, more) and fits:
             return f"tp = {more} or {larger} would do"
     return f"{larger} would do"

@@ -10,11 +10,11 @@ from emulator.core.catalog import extend, find_gpu, find_model, find_profile, fi
 from emulator.core.cost import cost_model, kv_block_capacity, step_limits
 from emulator.core.deployments import KV_ELEMENT_BYTES, Deployment, Pool
 from emulator.core.errors import CapacityError, ConfigError
-from emulator.core.hardware import Catalog, FittedProfile, Model, StepTable, weight_element_bytes
+from emulator.core.hardware import Catalog, FittedProfile, Model, StepTable
 from emulator.core.lengths import stated_lengths, stated_shortest_prompts
 from emulator.core.pacing import payload_bits_per_s
 from emulator.core.roles import Role, sends_kv, takes_in_kv
-from emulator.core.roofline import kv_shards, reshard_s_per_byte
+from emulator.core.roofline import kv_shards, reshard_s_per_byte, weight_bytes
 from emulator.core.run_spec import LinkSpec, NicSpec, NodeSpec, RouterSpec, RunSpec
 from emulator.core.specs import KvNetwork, Topology
 from emulator.core.upkeep import Upkeep
@@ -231,7 +231,7 @@ def _node(
         kv_shards=kv_shards(model, pool.tp),
         reshard_s_per_byte=reshard_s_per_byte(model, gpu, pool.tp),
         upkeep=Upkeep.of_gpus(gpu, pool.tp),
-        weight_bytes=round(model.weight_bytes(weight_element_bytes(topology.weights))),
+        weight_bytes=round(weight_bytes(model, topology.weights)),
         min_prompt_tokens=limits.min_prompt_tokens,
     )
 

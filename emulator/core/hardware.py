@@ -91,10 +91,11 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     """A GPU's dense peak rates and memory, with the roofline efficiencies where they are known.
 
     `mfu_linear` and `mbu` are fractions of the datasheet's peak that linear layers and memory streams reach;
-    `per_layer_overhead_us` is the fixed time of a layer's kernels, `gemm_tile_tokens` the height of the tiles that
-    linear layers compute whole, in tokens, where small steps show it. 1 GB is 1e9 bytes. `link_gb_per_s_per_direction`
-    is the interconnect between the GPUs of one machine (NVLink, or PCIe where there is none). The batch limits are
-    vLLM's defaults for the GPU.
+    `mfu_linear_fp8` is that of linear layers in fp8 (`mfu_linear` where it is not known). `per_layer_overhead_us` is
+    the fixed time of a dense layer's kernels, `gemm_tile_tokens` the height of the tiles that linear layers compute
+    whole, in tokens, where small steps show it. 1 GB is 1e9 bytes. `link_gb_per_s_per_direction` is the interconnect
+    between the GPUs of one machine (NVLink, or PCIe where there is none). The batch limits are vLLM's defaults for the
+    GPU.
     """
 
     name: str
@@ -107,10 +108,12 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     fp8_dense_tflops: _Positive | None = None
     price_usd_per_h: _Positive | None = None
     mfu_linear: _Fraction | None = None
+    mfu_linear_fp8: _Fraction | None = None
     mbu: _Fraction | None = None
     per_layer_overhead_us: _NotNegative | None = None
     gemm_tile_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
     efficiency_source: str | None = None
+    fp8_efficiency_source: str | None = None
     max_num_batched_tokens: _Count = 2048
     max_num_seqs: _Count = 256
 

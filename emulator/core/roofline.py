@@ -11,17 +11,21 @@ One step is, in this order of kernels, on each GPU of a tensor-parallel group:
 
 A plain max(compute, weights) is up to 15 % too fast where the two are near each other (128 to 512 tokens), which
 is where chunk budgets live; a p-norm with p of 3 to 4 follows measured sweeps there. Attention and element-wise
-kernels run after the linear layers, not beside them, so their times add. fp8 weights take half the bytes and run at the
-fp8 peak with the same efficiency, for which there is no measurement here; attention computes at 16 bits, and KV
-is read at its type.
+kernels run after the linear layers, not beside them, so their times add.
+
+fp8 weights take half the bytes and run at the share of the fp8 peak that the GPU's `mfu_linear_fp8` says. Embedding and
+output head stay in 16 bits, as published fp8 checkpoints have them ("ignore: lm_head" of llm-compressor's recipes,
+"exclude_modules: lm_head" of ModelOpt's); so do activations between kernels and attention's arithmetic. KV is read at
+its type. Kernels that quantise activations are taken as fused into those before them.
 
 Against sweeps of measured kernels (prefill of 128 to 8,192 tokens; decode of 1 to 256 sequences), to which three or
 four efficiencies of each GPU are fitted, the mean error is 2 to 4 % on H100 and H200 (worst 9.3 %) and 3 to 5 % on A100
 (worst 23 %). H200's prefill lies between that sweep and other published sums of the same kernels, which are 6 to 9 %
 above it. A100 at tp 8 is 14 to 23 % too fast from 512 to 1,024 tokens: its GEMMs have few tiles there (1,280 to 8,192
 columns a GPU) and leave much of a second wave over 108 multiprocessors idle, which is not modelled, since a time that
-rises in stairs is not what a mean over steps needs. `pdemu validate --step-times` prints all of it. Whole engines add
-host time that is not modelled here.
+rises in stairs is not what a mean over steps needs. All of this is of dense models with 16-bit weights. Nothing is
+fitted to fp8 weights, mixtures of experts and MLA, which are held against published figures of engines (held out).
+`pdemu validate --step-times` prints all of it. Whole engines add host time that is not modelled here.
 """
 
 from __future__ import annotations
@@ -47,6 +51,22 @@ LINK_HOP_S = 0.3e-6
 one-shot kernels with fewer steps for small messages, so half of that is taken. Decode steps of the sweeps at tp 4 and
 8 agree with it (mean error 3 %; 0.6 µs: 4 to 5 % on H100, none: 6 % on H200)."""
 
+DENSE_KERNELS = 9
+"""Kernels of a dense layer, one after another, whose fixed time a GPU's `per_layer_overhead_us` is: norm, QKV, rotary
+embedding with the KV write, attention, output, norm, gate and up, activation, down."""
+
+MLA_KERNELS = 6
+"""What multi-head latent attention has more: both down-projections are one kernel as QKV was; then norms of the query
+and of the KV latent, the query's up-projection, the absorbed products of keys and of values, and a KV write of its own
+(forward_absorb of SGLang's deepseek_v2.py)."""
+
+MOE_KERNELS = 4
+"""What routed experts have more than an MLP: the router's GEMM, top-k, sorting of tokens by expert and the sum over
+experts (vLLM's fused_moe.py); grouped GEMMs and activation take the places of gate and up, down and activation."""
+
+SHARED_EXPERT_KERNELS = 4
+"""A shared expert's own three, and the addition."""
+
 
 class Rates(NamedTuple):
     """What a step costs per unit on one GPU, in seconds; precomputed, since a step's time is asked for very often."""
@@ -68,10 +88,12 @@ class Rates(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """Seconds of one step by what is waited for; `linear` joins compute_linear and weights."""
+    """Seconds of one step by what is waited for; `linear` joins compute_linear, of which compute_head is a part, and
+    weights."""
 
     linear: float
     compute_linear: float
+    compute_head: float
     memory_linear: float
     compute_attention: float
     memory_attention: float
@@ -101,9 +123,7 @@ def rates(model: Model, gpu: Gpu, tp: int, kv_element_bytes: int = FP16_BYTES, w
     assert gpu.mbu is not None
     assert gpu.per_layer_overhead_us is not None
     peak_flops = gpu.bf16_dense_tflops * 1e12
-    linear_tflops = gpu.fp8_dense_tflops if weights == "fp8" else gpu.bf16_dense_tflops
-    assert linear_tflops is not None
-    flops = linear_tflops * 1e12 * gpu.mfu_linear * tp
+    flops = _linear_flops(gpu, weights) * tp
     weight_bytes = weight_element_bytes(weights)
     attention_flops = peak_flops * ATTENTION_MFU * tp
     stream = gpu.memory_gb_per_s * 1e9 * gpu.mbu
@@ -111,13 +131,13 @@ def rates(model: Model, gpu: Gpu, tp: int, kv_element_bytes: int = FP16_BYTES, w
     embedding = model.vocab * model.hidden
     linear = _linear_params(model)
     experts = _expert_params(model)
-    always_read = linear + embedding - experts * _active_share(model)
+    always_read = (linear - experts * _active_share(model)) * weight_bytes + embedding * FP16_BYTES
     hops = 2 * (tp - 1)
     return Rates(
         linear_per_token=2 * linear / flops,
         linear_tile=2 * linear / flops * gpu.gemm_tile_tokens / 2,
-        head_per_sequence=2 * embedding / flops,
-        weights=always_read * weight_bytes / tp / stream,
+        head_per_sequence=2 * embedding / (peak_flops * gpu.mfu_linear * tp),
+        weights=always_read / tp / stream,
         expert_weights=experts * weight_bytes / tp / stream,
         untouched_per_token=1 - _active_share(model),
         linear_io_per_token=_linear_io_elements(model, tp) * FP16_BYTES / stream,
@@ -126,7 +146,7 @@ def rates(model: Model, gpu: Gpu, tp: int, kv_element_bytes: int = FP16_BYTES, w
         kv_per_token=model.kv_bytes_per_token(kv_element_bytes) / kv_shards(model, tp) / stream,
         elementwise_per_token=_elementwise_elements(model, tp) * FP16_BYTES / stream,
         all_reduce_per_token=2 * model.layers * hops / tp * model.hidden * FP16_BYTES / link,
-        overhead=model.layers * gpu.per_layer_overhead_us * 1e-6,
+        overhead=model.layers * gpu.per_layer_overhead_us * 1e-6 * (_layer_kernels(model) / DENSE_KERNELS),
         all_reduce_latency=2 * model.layers * hops * LINK_HOP_S,
     )
 
@@ -140,7 +160,8 @@ def parts(
     pairs of prefill attention, `prefill_kv` the KV tokens that it reads and writes; `decode_context` is the sum of
     tokens that `decode_batch` decodes attend to.
     """
-    compute = costs.linear_per_token * tokens + costs.linear_tile + costs.head_per_sequence * sampled
+    head = costs.head_per_sequence * sampled
+    compute = costs.linear_per_token * tokens + costs.linear_tile + head
     memory = costs.weights + costs.linear_io_per_token * tokens
     if costs.expert_weights:
         memory += costs.expert_weights * (1 - costs.untouched_per_token**tokens)
@@ -151,6 +172,7 @@ def parts(
     return Parts(
         linear=(compute**NORM + memory**NORM) ** (1 / NORM),
         compute_linear=compute,
+        compute_head=head,
         memory_linear=memory,
         compute_attention=prefill_compute + decode_compute,
         memory_attention=prefill_memory + decode_memory,
@@ -165,9 +187,8 @@ def work(gpu: Gpu, costs: Rates, step: Parts, weights: WeightsDtype) -> tuple[fl
     """FLOPs that one GPU computes in a step, and bytes that it moves to and from its memory."""
     assert gpu.mfu_linear is not None
     assert gpu.mbu is not None
-    linear_tflops = gpu.fp8_dense_tflops if weights == "fp8" else gpu.bf16_dense_tflops
-    assert linear_tflops is not None
-    linear = (step.compute_linear - costs.linear_tile) * linear_tflops * 1e12 * gpu.mfu_linear
+    linear = (step.compute_linear - step.compute_head - costs.linear_tile) * _linear_flops(gpu, weights)
+    linear += step.compute_head * _linear_flops(gpu, "fp16")
     attention = step.compute_attention * gpu.bf16_dense_tflops * 1e12 * ATTENTION_MFU
     moved_s = step.memory_linear + step.memory_attention + step.elementwise
     return linear + attention, moved_s * gpu.memory_gb_per_s * 1e9 * gpu.mbu
@@ -176,6 +197,28 @@ def work(gpu: Gpu, costs: Rates, step: Parts, weights: WeightsDtype) -> tuple[fl
 def total_s(step: Parts) -> float:
     """Seconds of the whole step."""
     return step.linear + step.attention + step.elementwise + step.communication + step.overhead
+
+
+def weight_bytes(model: Model, weights: WeightsDtype = "fp16") -> float:
+    """Bytes of all weights, every expert included; embeddings, output head and norms stay in 16 bits."""
+    kept = model.active_params_b * 1e9 - _linear_params(model)
+    return model.weight_bytes(weight_element_bytes(weights)) + kept * (FP16_BYTES - weight_element_bytes(weights))
+
+
+def _linear_flops(gpu: Gpu, weights: WeightsDtype) -> float:
+    """FLOP/s that one GPU reaches in large linear layers."""
+    assert gpu.mfu_linear is not None
+    if weights != "fp8":
+        return gpu.bf16_dense_tflops * 1e12 * gpu.mfu_linear
+    assert gpu.fp8_dense_tflops is not None
+    return gpu.fp8_dense_tflops * 1e12 * (gpu.mfu_linear_fp8 or gpu.mfu_linear)
+
+
+def _layer_kernels(model: Model) -> int:
+    """Kernels of one layer; a layer of a mixture of experts that is dense in truth counts as one that is not."""
+    routed = model.moe is not None or model.active_params_b < model.params_b
+    shared = model.moe is not None and model.moe.shared_experts > 0
+    return DENSE_KERNELS + MLA_KERNELS * (model.mla is not None) + MOE_KERNELS * routed + SHARED_EXPERT_KERNELS * shared
 
 
 def _linear_params(model: Model) -> float:

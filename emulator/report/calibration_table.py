@@ -12,7 +12,7 @@ from emulator.core.calibration import ACTIVITIES, SHARINGS, Calibration, Spread,
 from emulator.core.datasheet import Share
 from emulator.core.hardware import Gpu
 from emulator.core.step_shape import MIXED_NORM
-from emulator.report.step_times_table import NOTHING, percent, table_of
+from emulator.report.step_errors import NOTHING, percent, table_of
 
 FIGURE_COLUMNS = ("median", "least", "most", "samples")
 

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from emulator.core.cost import Bound
 from emulator.core.profile_fit import Phase, ProfileFit
-from emulator.report.step_times_table import NOTHING, percent, table_of
+from emulator.report.step_errors import NOTHING, percent, table_of
 
 WIDTH, HEIGHT = 64, 16
 DECADES = 3
@@ -30,12 +30,17 @@ BOUND_STYLES: dict[Bound | None, str] = {
 }
 
 
-class StepPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One step: how long, what takes most of it (by the roofline; null without one), and who says so."""
+class StepPoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One step: how long, what takes most of it (by the roofline; null without one), and who says so.
+
+    `fits` is false and `note` says why where the GPUs' memory or the model's context is too small for it.
+    """
 
     ms: float
     bound: Bound | None
     source: str
+    fits: bool = True
+    note: str = ""
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,7 +100,11 @@ def render(found: Profiled) -> RenderableType:
 
 def render_point(point: StepPoint) -> Text:
     """One step in a line."""
-    return Text(f"{point.ms:.3f} ms, bound by {point.bound or 'what no roofline tells'} ({point.source})")
+    mark = "" if point.fits else "*"
+    line = Text(f"{point.ms:.3f} ms{mark}, bound by {point.bound or 'what no roofline tells'} ({point.source})")
+    if point.note:
+        line.append(f"\n* {point.note}", style="yellow")
+    return line
 
 
 def render_fit(found: ProfileFit) -> RenderableType:

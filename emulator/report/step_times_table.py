@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-NOTHING = "-"
+from emulator.report.held_out_table import HeldOut, render_held_out
+from emulator.report.step_errors import NOTHING, Errors, errors_table, percent, table_of
 
 
 class Modelled(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,21 +48,6 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
     implied_tokens: int | None = None
     profiles: tuple[Modelled, ...] = ()
     why: str = ""
-
-
-class Errors(msgspec.Struct, frozen=True, kw_only=True):
-    """Absolute errors of one model over several steps, the worst with its sign; and what they must be within."""
-
-    name: str
-    model: str
-    n: int
-    in_sample: bool
-    median: float | None
-    mean: float | None
-    worst: float | None
-    median_within: float | None = None
-    worst_within: float | None = None
-    within: bool | None = None
 
 
 class SizeErrors(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,6 +89,7 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
     sweeps: tuple[Errors, ...]
     sizes: tuple[SizeErrors, ...]
     mixed: tuple[MixedTime, ...]
+    held_out: HeldOut
     notes: tuple[str, ...]
 
 
@@ -118,30 +104,18 @@ def render(found: StepTimes) -> RenderableType:
         "",
         _listed_table(listed),
         "",
-        _errors_table("Errors by kind", found.groups),
+        errors_table("Errors by kind", found.groups),
         "",
-        _errors_table("Against the sweeps of single steps", found.sweeps),
+        errors_table("Against the sweeps of single steps", found.sweeps),
         "",
         _sizes_table(found.sizes),
         "",
         _mixed_table(found.mixed),
+        "",
+        *render_held_out(found.held_out),
+        "",
         *(Text(f" · {note}") for note in found.notes),
     )
-
-
-def percent(error: float | None, *, signed: bool = True) -> str:
-    """An error in percent."""
-    return NOTHING if error is None else f"{error:+.1%}" if signed else f"{error:.1%}"
-
-
-def table_of(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
-    """An empty table with columns of words, then of numbers."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for heading in left:
-        table.add_column(heading, overflow="fold")
-    for heading in right:
-        table.add_column(heading, justify="right", overflow="fold")
-    return table
 
 
 def _steps_table(title: str, steps: Sequence[StepTime], whys: Sequence[str]) -> Table:
@@ -183,29 +157,6 @@ def _listed_table(steps: Sequence[StepTime]) -> Table:
             NOTHING if step.roofline_ms is None else f"{step.roofline_ms:.2f} ({percent(step.roofline_error)})",
             NOTHING if step.implied_tokens is None else f"{step.implied_tokens:,}",
             step.reason,
-        )
-    return table
-
-
-def _errors_table(title: str, groups: Sequence[Errors]) -> Table:
-    table = table_of(title, ("what", "model", ""), ("n", "median", "mean", "worst", "must be within", ""))
-    for group in groups:
-        bounds = [
-            f"{name} {bound:.0%}"
-            for name, bound in (("median", group.median_within), ("worst", group.worst_within))
-            if bound is not None
-        ]
-        verdict = {True: "yes", False: "NO", None: ""}[group.within]
-        table.add_row(
-            group.name,
-            group.model,
-            "in-sample" if group.in_sample else "",
-            str(group.n),
-            percent(group.median, signed=False),
-            percent(group.mean, signed=False),
-            percent(group.worst),
-            ", ".join(bounds) or NOTHING,
-            Text(verdict, style="green" if group.within else "red"),
         )
     return table
 

@@ -14,17 +14,23 @@ from emulator.core.cost import (
     cost_model,
     kv_block_capacity,
     step_limits,
+    why_not_split,
 )
 from emulator.core.errors import CapacityError, ConfigError
 from emulator.core.hardware import Catalog, FittedProfile, Gpu, Model, StepTable, WeightsDtype
+from emulator.core.held_out import Kind, kind_of
 from emulator.core.profile_fit import Phase
 from emulator.report.profile_table import Profiled, Roof, Step, StepPoint
+from emulator.report.step_errors import Errors
+from emulator.study.held_out import held_out_errors
 
 PROMPTS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXTS = (512, 2048, 8192)
 UTILIZATION = 0.92
 BLOCK_TOKENS = 16
+MOST_REQUESTS, MOST_TOKENS = 1 << 16, 1 << 30
+"""Beyond what a single step is not asked for: far beyond what any machine holds."""
 
 
 class Subject(NamedTuple):
@@ -46,18 +52,41 @@ def subject(
     if profile_name is None:
         cost = cost_model(cost="roofline", model=model, gpu=gpu, tp=tp, weights=weights)
         assert isinstance(cost, RooflineCost)
-        return Subject(model, gpu, tp, cost, cost, f"roofline: {gpu.name}'s efficiencies {gpu.efficiency_source}")
+        return Subject(model, gpu, tp, cost, cost, _roofline_source(catalog, cost))
     profile = _profile(catalog, profile_name)
     kind = "table" if isinstance(profile, StepTable) else "fitted"
     cost = cost_model(
         cost="table" if kind == "table" else "fitted", model=model, gpu=gpu, tp=tp, profile=profile, weights=weights
     )
     roofline = None
-    if gpu.mfu_linear is not None and model.heads % tp == 0:
+    if gpu.mfu_linear is not None and not why_not_split(model, tp):
         found = cost_model(cost="roofline", model=model, gpu=gpu, tp=tp)
         roofline = found if isinstance(found, RooflineCost) else None
     source = f"{kind} {profile.name}: {profile.source}"
     return Subject(model, gpu, tp, cost, roofline, f"{source}; the bound is the roofline's" if roofline else source)
+
+
+def _roofline_source(catalog: Catalog, cost: RooflineCost) -> str:
+    """What the efficiencies are from, and how far they can be trusted for just such a model and weights."""
+    gpu, kind = cost.gpu, kind_of(cost.model, cost.weights)
+    text = f"roofline: {gpu.name}'s efficiencies {gpu.efficiency_source}"
+    if cost.weights == "fp8":
+        text += f"; in fp8 {gpu.fp8_efficiency_source or 'the share of the peak is assumed to be that in 16 bits'}"
+    scored = held_out_errors(catalog, gpu.name, kind)
+    listed = held_out_errors(catalog, gpu.name, kind, listed=True)
+    if scored.n:
+        text += f"; held out: {_error_text(scored, kind)}"
+    if listed.n:
+        text += f"; held out, what the source does not state being assumed: {_error_text(listed, kind)}"
+    if not scored.n and not listed.n and kind != "16-bit dense":
+        text += f"; {kind} models on {gpu.name} were not compared with any measurement"
+    return text
+
+
+def _error_text(found: Errors, kind: Kind) -> str:
+    assert found.median is not None
+    assert found.worst is not None
+    return f"{found.n} figures of {kind} models, median error {found.median:.0%}, worst {found.worst:+.0%}"
 
 
 def _profile(catalog: Catalog, name: str) -> FittedProfile | StepTable:
@@ -72,10 +101,17 @@ def point(of: Subject, phase: Phase, batch: int, tokens: int) -> StepPoint:
     """One step; raises ConfigError for one that the cost model knows nothing of."""
     if batch < 1 or tokens < (1 if phase == "prefill" else 0):
         raise ConfigError(f"--batch {batch} --tokens {tokens}: a step has at least 1 request, and a prompt 1 token")
+    if batch > MOST_REQUESTS or tokens > MOST_TOKENS:
+        raise ConfigError(
+            f"--batch {batch} --tokens {tokens}: use at most {MOST_REQUESTS:,} requests of {MOST_TOKENS:,} tokens each"
+        )
     if outside := _outside(of, phase, batch, tokens):
         raise ConfigError(f"{phase} of {batch} x {tokens} tokens {outside}")
     shape = shape_of(phase, batch, tokens)
-    return StepPoint(ms=of.cost.step_s(shape) * 1e3, bound=_bound(of, shape), source=of.source)
+    note = _too_large(of, batch, tokens)
+    return StepPoint(
+        ms=of.cost.step_s(shape) * 1e3, bound=_bound(of, shape), source=of.source, fits=not note, note=note
+    )
 
 
 def profiled(of: Subject) -> Profiled:
@@ -141,6 +177,18 @@ def _outside(of: Subject, phase: Phase, batch: int, tokens: int) -> str:
         most = limits.max_num_batched_tokens
         return f"lies beyond the {most} prompt tokens up to which table {limits.name} was measured"
     return limits.below(tokens) or limits.beyond(tokens)
+
+
+def _too_large(of: Subject, batch: int, tokens: int) -> str:
+    """Why no GPUs of the kind would come to such a step, or nothing."""
+    room = _room(of)
+    if room is None:
+        return f"the weights of {of.model.name} do not fit the memory of {of.tp} x {of.gpu.name}"
+    if tokens > of.model.context_tokens:
+        return f"{tokens:,} tokens are beyond the context of {of.model.name}, {of.model.context_tokens:,} tokens"
+    if batch * tokens > room:
+        return f"{batch * tokens:,} tokens are more than the {room:,} tokens of KV that fit beside the weights"
+    return ""
 
 
 def _room(of: Subject) -> int | None:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import resources
 from typing import NamedTuple
 
-from emulator.core.cost import Chunk, CostModel, RooflineCost, StepShape, cost_model
+from emulator.core.cost import Chunk, CostModel, RooflineCost, StepShape
 from emulator.core.errors import ConfigError
-from emulator.core.hardware import Catalog, CostName, FittedProfile, Gpu, Model, StepTable
+from emulator.core.hardware import Catalog
 from emulator.core.measured_steps import (
     MeasuredStep,
     MixedMeasured,
@@ -21,7 +21,10 @@ from emulator.core.measured_steps import (
     parse_steps,
 )
 from emulator.lab.catalog_files import load_catalog
-from emulator.report.step_times_table import Errors, MixedTime, Modelled, SizeErrors, StepTime, StepTimes
+from emulator.report.step_errors import Errors
+from emulator.report.step_times_table import MixedTime, Modelled, SizeErrors, StepTime, StepTimes
+from emulator.study.held_out import validate_held_out
+from emulator.study.step_models import Models, errors
 
 SWEEP_SOURCE = "aiconfigurator"
 SWEEP_SIZES = (128, 8192)
@@ -70,7 +73,7 @@ def load_files() -> Files:
 def validate_step_times(catalog: Catalog | None = None) -> StepTimes:
     """Every published step, the sweeps and the mixed steps against the models of the catalog."""
     catalog, files = catalog or load_catalog(), load_files()
-    models = _Models(catalog)
+    models = Models(catalog)
     steps = [_step_time(step, files.sources.source(step.source), models) for step in files.steps]
     return StepTimes(
         steps=tuple(steps),
@@ -78,57 +81,15 @@ def validate_step_times(catalog: Catalog | None = None) -> StepTimes:
         sweeps=tuple(_sweeps(files.sweeps, models)),
         sizes=tuple(_sizes(files.sweeps, models)),
         mixed=tuple(found for mixed in files.sources.mixed for found in _mixed(mixed, models)),
+        held_out=validate_held_out(catalog),
         notes=NOTES,
     )
-
-
-# --- models -----------------------------------------------------------------------------------------------------
-
-
-class _Models:
-    """Cost models by what they are of, each built once."""
-
-    def __init__(self, catalog: Catalog) -> None:
-        self._models: dict[str, Model] = {model.name: model for model in catalog.models}
-        self._gpus: dict[str, Gpu] = {gpu.name: gpu for gpu in catalog.gpus}
-        self._catalog = catalog
-        self._rooflines: dict[tuple[str, str, int], RooflineCost] = {}
-
-    def missing(self, model: str, gpu: str) -> str:
-        """What the catalog lacks for a roofline, or nothing."""
-        if gpu not in self._gpus:
-            return f"{gpu} is not in the catalog"
-        if model not in self._models:
-            return f"{model} is not in the catalog"
-        return "" if self._gpus[gpu].mfu_linear is not None else f"{gpu} has no measured efficiencies"
-
-    def roofline(self, model: str, gpu: str, tp: int) -> RooflineCost:
-        key = model, gpu, tp
-        if key not in self._rooflines:
-            cost = cost_model(cost="roofline", model=self._models[model], gpu=self._gpus[gpu], tp=tp)
-            assert isinstance(cost, RooflineCost)
-            self._rooflines[key] = cost
-        return self._rooflines[key]
-
-    def profiles(self, model: str, gpu: str, tp: int, begins: str) -> Iterator[tuple[str, CostModel]]:
-        """Profiles and tables from a source, by the beginning of their names."""
-        of = model, gpu, tp
-
-        def cost(name: CostName, profile: FittedProfile | StepTable) -> CostModel:
-            return cost_model(cost=name, model=self._models[model], gpu=self._gpus[gpu], tp=tp, profile=profile)
-
-        for profile in self._catalog.profiles:
-            if begins and profile.name.startswith(begins) and (profile.model, profile.gpu, profile.tp) == of:
-                yield profile.name, cost("fitted", profile)
-        for table in self._catalog.tables:
-            if begins and table.name.startswith(begins) and (table.model, table.gpu, table.tp) == of:
-                yield table.name, cost("table", table)
 
 
 # --- single steps -----------------------------------------------------------------------------------------------
 
 
-def _step_time(step: MeasuredStep, source: Source, models: _Models) -> StepTime:
+def _step_time(step: MeasuredStep, source: Source, models: Models) -> StepTime:
     """One row; without known tokens or a catalogued GPU it is listed."""
     reason = models.missing(step.model, step.gpu)
     cost = None if reason else models.roofline(step.model, step.gpu, step.tp)
@@ -204,7 +165,7 @@ def _groups(steps: Sequence[StepTime], sources: Sequence[Source]) -> Iterator[Er
             yield errors(name, "its own profile", own, in_sample=True)
 
 
-def _sweeps(sweeps: Sequence[MeasuredStep], models: _Models) -> Iterator[Errors]:
+def _sweeps(sweeps: Sequence[MeasuredStep], models: Models) -> Iterator[Errors]:
     """The roofline within the sizes that have a bound, and each fitted profile over its whole sweep."""
     for gpu in dict.fromkeys(step.gpu for step in sweeps):
         for phase in ("prefill", "decode"):
@@ -219,7 +180,7 @@ def _sweeps(sweeps: Sequence[MeasuredStep], models: _Models) -> Iterator[Errors]
                 yield errors(f"{name}, {phase}", "fitted", [_error(s, cost) for s in rows], in_sample=True)
 
 
-def _sizes(sweeps: Sequence[MeasuredStep], models: _Models) -> Iterator[SizeErrors]:
+def _sizes(sweeps: Sequence[MeasuredStep], models: Models) -> Iterator[SizeErrors]:
     """The roofline's errors over prefills, by GPU and prompt length."""
     found: dict[tuple[str, int], list[float]] = {}
     for step in sweeps:
@@ -240,41 +201,10 @@ def _error(step: MeasuredStep, cost: CostModel) -> float:
     return cost.step_s(step.shape()) * 1e3 / step.ms - 1
 
 
-def errors(
-    name: str,
-    model: str,
-    found: Sequence[float],
-    *,
-    in_sample: bool,
-    bounds: tuple[float | None, float | None] = (None, None),
-) -> Errors:
-    """Median, mean and worst of some errors, held against bounds for the median and the worst."""
-    sizes = [abs(error) for error in found]
-    median = statistics.median(sizes) if sizes else None
-    worst = max(found, key=abs) if found else None
-    checks = []
-    if bounds[0] is not None and median is not None:
-        checks.append(median <= bounds[0])
-    if bounds[1] is not None and worst is not None:
-        checks.append(abs(worst) <= bounds[1])
-    return Errors(
-        name=name,
-        model=model,
-        n=len(found),
-        in_sample=in_sample,
-        median=median,
-        mean=statistics.fmean(sizes) if sizes else None,
-        worst=worst,
-        median_within=bounds[0],
-        worst_within=bounds[1],
-        within=all(checks) if checks else None,
-    )
-
-
 # --- mixed steps ------------------------------------------------------------------------------------------------
 
 
-def _mixed(step: MixedMeasured, models: _Models) -> Iterator[MixedTime]:
+def _mixed(step: MixedMeasured, models: Models) -> Iterator[MixedTime]:
     costs = [("roofline", models.roofline(step.model, step.gpu, step.tp))]
     for name, cost in (*costs, *models.profiles(step.model, step.gpu, step.tp, "aiconfigurator-")):
         yield _mixed_time(step, name, cost)

@@ -92,6 +92,44 @@ def test_one_point_is_a_time_a_bound_and_a_source(pdemu: Pdemu) -> None:
     assert four["ms"] == pytest.approx(42.3, rel=0.08), "tokens are those of each prompt"
 
 
+TOO_LARGE = {
+    "context": (["Llama-3.1-8B", "h100", "--phase", "prefill", "--tokens", "200000"], "131,072"),
+    "memory": (["Llama-3.1-8B", "h100", "--phase", "decode", "--batch", "640", "--tokens", "8192"], "tokens of KV"),
+    "weights": (["DeepSeek-V3", "h200", "--phase", "decode", "--tokens", "10"], "weights of DeepSeek-V3"),
+}
+
+
+@pytest.mark.parametrize("case", TOO_LARGE)
+def test_a_point_that_fits_no_such_machine_is_marked(case: str, pdemu: Pdemu) -> None:
+    args, why = TOO_LARGE[case]
+    found = msgspec.json.decode(pdemu("profile", "show", *args, "--json").out)
+    assert found.keys() == {"ms", "bound", "source", "fits", "note"}
+    assert found["fits"] is False
+    assert why in found["note"]
+    text = pdemu("profile", "show", *args).out
+    assert " ms*, bound by" in text
+    assert f"* {found['note']}" in text
+
+
+COMPARED = {
+    "16-bit dense": (["Llama-3.1-8B", "h100"], ["dense models with 16-bit weights, mean error 3-8 %"], ["held out"]),
+    "fp8 dense": (["Llama-3.1-8B", "h100", "--weights", "fp8"], ["30 figures of fp8 dense models", "70.9 %"], []),
+    "fp8 assumed": (["Llama-3.1-8B", "l40s", "--weights", "fp8"], ["assumed to be that in 16 bits"], []),
+    "MoE": (["Mixtral-8x7B", "a100-80g", "--tp", "2"], ["12 figures of 16-bit MoE models"], ["not compared"]),
+    "MLA": (["DeepSeek-V3", "h200", "--tp", "8", "--weights", "fp8"], ["2 figures of fp8 MLA models"], []),
+    "never compared": (["Mixtral-8x7B", "b200"], ["16-bit MoE models on b200 were not compared with any"], []),
+}
+
+
+@pytest.mark.parametrize("case", COMPARED)
+def test_the_source_states_errors_for_what_was_compared_alone(case: str, pdemu: Pdemu) -> None:
+    args, says, says_not = COMPARED[case]
+    made = pdemu("profile", "show", *args, "--phase", "decode", "--tokens", "1000", "--json")
+    source = msgspec.json.decode(made.out)["source"]
+    assert all(text in source for text in says)
+    assert not any(text in source for text in says_not)
+
+
 def test_a_point_of_a_profile_and_of_a_table(pdemu: Pdemu) -> None:
     def point(*args: str) -> dict[str, object]:
         made = pdemu("profile", "show", *args, "--phase", "decode", "--batch", "64", "--tokens", "576", "--json")
@@ -140,6 +178,12 @@ REFUSED = {
     "unknown profile": (["OPT-13B", "h100", "--profile", "x"], ["no profile 'x'", "distserve-opt-13b-tp1"]),
     "another's profile": (["OPT-13B", "h100", "--profile", "article-70b"], ["article-70b", "Llama-2-70B"]),
     "tp": (["Qwen2.5-7B", "h100", "--tp", "8"], ["tp = 8", "28 heads"]),
+    "tp of KV heads": (["Qwen2.5-7B", "h100", "--tp", "7"], ["tp = 7", "4 KV heads"]),
+    "absurd tokens": (
+        ["OPT-13B", "h100", "--phase", "prefill", "--tokens", "99999999999999999999999"],
+        ["--tokens 99999999999999999999999", "at most 65,536 requests of 1,073,741,824 tokens"],
+    ),
+    "absurd batch": (["OPT-13B", "h100", "--phase", "prefill", "--tokens", "1", "--batch", "100000"], ["65,536"]),
     "half a point": (["OPT-13B", "h100", "--phase", "decode"], ["--tokens"]),
     "no phase": (["OPT-13B", "h100", "--tokens", "5"], ["--phase"]),
     "no request": (["OPT-13B", "h100", "--phase", "decode", "--tokens", "5", "--batch", "0"], ["--batch 0"]),
@@ -172,10 +216,22 @@ def test_step_times_are_validated_in_words_and_as_json(pdemu: Pdemu) -> None:
     assert ended.code == 0
     for expected in ("in-sample", "Listed, not scored", "Errors by kind", "median 10%", "sweeps", "implied chunk"):
         assert expected in ended.out
+    for expected in (
+        "Held out",
+        "Held out, listed, not scored",
+        "Held out: errors by kind",
+        "fp8 MoE",
+        "[1]",
+        "assumed: ",
+    ):
+        assert expected in ended.out
     found = msgspec.json.decode(pdemu("validate", "--step-times", "--json").out)
     assert len(found["steps"]) == 41
     assert all(errors["within"] is not False for errors in (*found["groups"], *found["sweeps"]))
     assert found["mixed"][0]["assumed_chunk_tokens"] == 2048
+    assert {row["kind"] for row in found["held_out"]["rows"]} == {
+        "16-bit dense", "fp8 dense", "16-bit MoE", "fp8 MoE", "fp8 MLA"
+    }  # fmt: skip
 
 
 def test_step_times_take_no_name(pdemu: Pdemu) -> None:

@@ -18,6 +18,7 @@ from emulator.core.cost import (
     kv_block_capacity,
     kv_bytes,
     weight_bytes_per_gpu,
+    why_not_split,
 )
 from emulator.core.errors import CapacityError, ConfigError
 from emulator.lab.catalog_files import load_catalog
@@ -182,6 +183,22 @@ def test_a_mixture_reads_more_experts_the_more_tokens_there_are() -> None:
     assert cost.step_s(decode(64, 0)) - cost.step_s(decode(1, 0)) > 0.9 * (46.7e9 - 12.9e9) / (4800e9 * 0.86)
 
 
+def test_models_are_split_as_engines_split_them() -> None:
+    """By powers of two nearly always, and beyond their KV heads by copies of these."""
+    refused = {(model.name, tp) for model in CATALOG.models for tp in (1, 2, 4, 8) if why_not_split(model, tp)}
+    assert refused == {("Qwen2.5-7B", 8)}
+    assert not why_not_split(find_model(CATALOG, "Llama-3.1-8B"), 16), "KV heads are kept twice"
+    assert not why_not_split(find_model(CATALOG, "DeepSeek-V3"), 32), "a latent has no heads to split"
+
+
+def test_a_layer_of_more_kernels_has_more_fixed_time() -> None:
+    """Nine kernels of a dense layer; four more for routed experts, four for a shared one, six for MLA."""
+    dense, moe, mla = (roofline(name, "h200", 8) for name in ("Llama-3.1-8B", "Mixtral-8x7B", "DeepSeek-V3"))
+    assert dense.fixed_s == pytest.approx(32 * 43e-6)
+    assert moe.fixed_s == pytest.approx(32 * 43e-6 * 13 / 9)
+    assert mla.fixed_s == pytest.approx(61 * 43e-6 * 23 / 9)
+
+
 def test_a_step_without_work_takes_no_time() -> None:
     assert roofline("Llama-3.1-8B", "h100", 1).step_s(StepShape((), 0, 0)) == 0.0
     assert fitted("article-70b").step_s(StepShape((), 0, 0)) == 0.0
@@ -275,6 +292,9 @@ def test_fitted_needs_a_profile() -> None:
     [
         ("Llama-3.1-8B", "l4", 1, "no measured mfu_linear, mbu, per_layer_overhead_us.*fitted"),
         ("Qwen2.5-7B", "h100", 8, "tp = 8 does not divide the 28 heads of Qwen2.5-7B"),
+        ("Qwen2.5-7B", "h100", 7, "tp = 7 neither divides the 4 KV heads of Qwen2.5-7B nor is a multiple of them"),
+        ("Qwen2.5-7B", "h100", 28, "tp = 28 does not divide the MLP width 18,944 of Qwen2.5-7B"),
+        ("Llama-2-13B", "h100", 5, "tp = 5 does not divide the MLP width 13,824 of Llama-2-13B"),
     ],
 )
 def test_roofline_refuses_what_it_has_no_figures_for(model: str, gpu: str, tp: int, message: str) -> None:

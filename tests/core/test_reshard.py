@@ -74,16 +74,16 @@ def test_a_latent_that_every_gpu_holds_whole_needs_no_new_layout() -> None:
 
 
 def test_beyond_its_kv_heads_a_model_is_split_no_further() -> None:
-    """Qwen2.5-7B has 28 heads and 4 of keys and values: 4 and 14 GPUs hold the same four parts, 14 some twice."""
-    run = _run("Qwen2.5-7B", {"tp": 4}, {"tp": 14}, message_overhead="1ms")
-    assert [node.kv_shards for node in run.nodes] == [4, 4]
+    """Llama-3.1-8B has 32 heads and 8 of keys and values: 8 and 16 GPUs hold the same eight parts, 16 each twice."""
+    run = _run("Llama-3.1-8B", {"tp": 8}, {"tp": 16}, message_overhead="1ms")
+    assert [node.kv_shards for node in run.nodes] == [8, 8]
     assert _message_s(run, 10 * MB) == pytest.approx(1e-3)
-    run = _run("Qwen2.5-7B", {"tp": 1}, {"tp": 14}, message_overhead="1ms")
-    assert _message_s(run, 10 * MB) == pytest.approx(4e-3 + 10e6 * 2 / (4 * _stream("h100")))
+    run = _run("Llama-3.1-8B", {"tp": 1}, {"tp": 16}, message_overhead="1ms")
+    assert _message_s(run, 10 * MB) == pytest.approx(8e-3 + 10e6 * 2 / (8 * _stream("h100")))
 
 
 def test_shards_that_do_not_divide_count_whole_messages() -> None:
-    run = _run("Llama-2-13B", {"tp": 2}, {"tp": 5}, message_overhead="1ms")
+    run = _run("OPT-13B", {"tp": 2}, {"tp": 5}, message_overhead="1ms")
     assert [node.kv_shards for node in run.nodes] == [2, 5]
     assert _message_s(run, 0) == pytest.approx(3e-3), "five parts of two senders: one of them has three"
 

@@ -9,7 +9,8 @@ import pytest
 from emulator.core.errors import ConfigError
 from emulator.core.measured_steps import MeasuredStep, parse_steps
 from emulator.lab.catalog_files import load_catalog
-from emulator.report.step_times_table import Errors, StepTimes
+from emulator.report.step_errors import Errors
+from emulator.report.step_times_table import StepTimes
 from emulator.study.step_times import load_files, validate_step_times
 
 CATALOG, FILES = load_catalog(), load_files()
