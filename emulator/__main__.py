@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
+from emulator.cli.dropped import heed_dropped
+
 SINGLE_THREADED = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
 """Small products are slower on many threads, which spin for one another; it counts before NumPy is imported."""
 
@@ -13,6 +15,7 @@ def main() -> None:
     """Run the command line."""
     for name in SINGLE_THREADED:
         os.environ.setdefault(name, "1")
+    heed_dropped()
     try:
         from emulator.cli.main import main as run  # noqa: PLC0415 - see above
     except KeyboardInterrupt:

@@ -61,10 +61,16 @@ def _compose_problem() -> str | None:
 
 
 def _gpu_problem() -> str | None:
-    """Why no GPU can be used here, or None; asked in another process, since CuPy is slow to load and warns."""
-    code = "from emulator.lab.measured_device import open_device; open_device('cuda', 0).close()"
-    tried = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=120)
-    return f"no GPU: {tried.stderr.strip().splitlines()[-1].split('Error: ', 1)[-1]}" if tried.returncode else None
+    """Why no GPU can be used here, or None; asked of the driver, since CuPy is slow to load."""
+    from emulator.core.device_spec import DeviceSpec
+    from emulator.core.errors import ConfigError
+    from emulator.lab.devices import check_device
+
+    try:
+        check_device(DeviceSpec(kind="cuda"), "local")
+    except ConfigError as error:
+        return f"no GPU: {error}"
+    return None
 
 
 def _nvrtc_problem() -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +77,31 @@ def test_failed_tests_and_contention_that_is_not_seen_do_not_hold(folder: Path) 
     status, found = summarized(folder)
     assert status == 1
     assert [figure["holds"] for figure in found["figures"]] == [False, True, True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("status", "told"), [("124", "out of time after 110 s"), ("2", "exit 2 after 110 s"), ("", "")]
+)
+def test_tests_that_did_not_come_to_their_end_have_not_passed(folder: Path, status: str, told: str) -> None:
+    """Whatever they had written until then."""
+    (folder / "steps.tsv").write_text(f"tests\t{status}\t110\t!!! KeyboardInterrupt !!!\n")
+    exit_status, found = summarized(folder)
+    assert exit_status == 1
+    first = found["figures"][0]
+    assert (first["holds"], first["value"]) == (False, None)
+    assert (told or "not run") in first["note"]
+
+
+def test_the_tests_marked_gpu_are_in_the_files_that_are_run() -> None:
+    """Those that mark one themselves, or take what another module of the tests has marked."""
+    texts = {path: path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py")}
+    marking = [path for path, text in texts.items() if "pytest.mark.gpu" in text and path != Path(__file__)]
+    shared = [path.stem for path in marking if not path.name.startswith("test_")]
+    users = [path for path, text in texts.items() if any(f"tests.live.{stem} import" in text for stem in shared)]
+    files = {path for path in (*marking, *users) if path.name.startswith("test_")}
+    listed = re.search(r"^gpu_tests=\((.*)\)$", (ROOT / "tools" / "gpu_check.sh").read_text(), re.MULTILINE)
+    assert listed is not None
+    assert {ROOT / name for name in listed[1].split()} == files
 
 
 def test_tests_that_were_all_skipped_are_not_passed(folder: Path) -> None:

@@ -269,6 +269,7 @@ async def _live(run: RunSpec) -> RunReport:
     serving = [asyncio.create_task(RouterProcess(task("router", "router")).serve())]
     nodes = [NodeProcess(task("node", spec.name), spec, None) for spec in run.nodes]
     for process in nodes:
+        await process.open()
         await process.join(JOIN_S)
         serving.append(asyncio.create_task(process.serve()))
     driver = ClientProcess(task("client", RUN_CLIENT))

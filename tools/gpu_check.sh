@@ -35,6 +35,14 @@ out=$(cd "$out" && pwd)
 child=
 trap '[ -z "$child" ] || kill "$child" 2>/dev/null; wait; exit 130' INT TERM HUP
 
+# last_line FILE...: the last line of the first file that has any; pytest says on standard output what went wrong.
+last_line() {
+    local file
+    for file in "$@"; do
+        if [ -s "$file" ]; then tail -n 1 "$file" | tr '\t' ' '; return; fi
+    done
+}
+
 # step NAME SECONDS COMMAND...: run it within its time and what is left of all, its output in files, how it ended in steps.tsv.
 # A background command would ignore SIGINT, by which pdemu ends.
 step() {
@@ -46,12 +54,12 @@ step() {
         return 1
     fi
     echo "gpu_check: $name (at most $limit_s s)" >&2
-    env --default-signal=INT timeout --kill-after=10 "$limit_s" "$@" >"$out/$name.out" 2>"$out/$name.err" &
+    env --default-signal=INT timeout --signal=INT --kill-after=10 "$limit_s" "$@" >"$out/$name.out" 2>"$out/$name.err" &
     child=$!
     wait "$child"
     rc=$?
     child=
-    printf '%s\t%s\t%s\t%s\n' "$name" "$rc" "$((SECONDS - began_s))" "$(tail -n 1 "$out/$name.err" | tr '\t' ' ')" >>"$out/steps.tsv"
+    printf '%s\t%s\t%s\t%s\n' "$name" "$rc" "$((SECONDS - began_s))" "$(last_line "$out/$name.err" "$out/$name.out")" >>"$out/steps.tsv"
     return "$rc"
 }
 
@@ -79,7 +87,9 @@ problem=$("$python" -W ignore -c "$needed" 2>&1 | tail -n 1)
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 
 [ "$device" != cuda ] || nvidia-smi >"$out/nvidia-smi.txt" 2>&1
-if [ "$device" = cuda ]; then tests=(-m gpu tests); else tests=(-m "not gpu" tests/live/test_backend.py); fi
+# Collecting all tests takes longer than running these; tests/test_gpu_check.py sees to it that none is missing.
+gpu_tests=(tests/live/test_backend.py tests/live/test_cuda_backend.py tests/live/test_cuda_gpu.py tests/live/test_cuda_kv.py)
+if [ "$device" = cuda ]; then tests=(-m gpu "${gpu_tests[@]}"); else tests=(-m "not gpu" tests/live/test_backend.py); fi
 step tests 110 "$python" -m pytest -q -rs --junitxml "$out/tests.xml" "${tests[@]}"
 step calibrate $((calibrate_s + 25)) "$python" -m emulator calibrate --device "$device" --limit "${calibrate_s}s" --out "$out/calibration.toml"
 on=(--device "$device")

@@ -66,7 +66,7 @@ def figures(folder: Path) -> list[Figure]:
     """Everything that must hold, as far as the folder has it."""
     calibration = _calibration(folder)
     return [
-        _failed_tests(folder),
+        _failed_tests(folder, next((part for part in parts(folder) if part.name == "tests"), None)),
         *_figures_of_steps(calibration),
         Figure(
             name="colocated, ITL p99 over its median: prompts stall streams",
@@ -95,7 +95,7 @@ def _figures_of_steps(calibration: Calibration | None) -> list[Figure]:
             note=f"{worst.activity} of {worst.target_ms:g} ms" if worst else "",
         ),
         _share("decode steps' reads, of the rate of copies within the device", steps, "decode", copy, "GB/s"),
-        _share("prefill steps' GEMMs, of the fastest GEMM measured", steps, "prefill", gemm, "TFLOP/s"),
+        _share("prefill steps' GEMMs, of the fastest GEMM that steps use", steps, "prefill", gemm, "TFLOP/s"),
     ]
 
 
@@ -126,8 +126,12 @@ def _itl_ms(folder: Path, run: str, percentile: str) -> float | None:
     return float(value) if value is not None else None
 
 
-def _failed_tests(folder: Path) -> Figure:
+def _failed_tests(folder: Path, part: Ended | None) -> Figure:
+    """Where pytest did not come to its end, what it has written says nothing of the tests that were left."""
     name = "tests that failed"
+    if part is None or part.exit_status not in (0, 1):
+        how = "not run" if part is None else f"{how_ended(part)} after {part.seconds} s, see tests.out"
+        return Figure(name=name, value=None, at_most=0, note=how)
     try:
         suite = ET.parse(folder / "tests.xml").getroot().find("testsuite")
     except (OSError, ET.ParseError):
@@ -167,9 +171,16 @@ def text(
     return "\n".join([*lines, "", f"{held} of {len(found)} hold", ""])
 
 
+def how_ended(part: Ended) -> str:
+    """In a few words; the exit statuses are those of `timeout`."""
+    if part.exit_status is None:
+        return "not run"
+    return "out of time" if part.exit_status in (124, 137) else f"exit {part.exit_status}"
+
+
 def _ended_line(part: Ended) -> str:
-    how = "not run" if part.exit_status is None else f"exit {part.exit_status}"
-    return f"{part.name:12s} {how:9s} {part.seconds:4d} s  {part.last_line if part.exit_status != 0 else ''}".rstrip()
+    last = part.last_line if part.exit_status != 0 else ""
+    return f"{part.name:12s} {how_ended(part):12s} {part.seconds:4d} s  {last}".rstrip()
 
 
 def _beside_datasheet(calibration: Calibration) -> list[str]:

@@ -13,12 +13,13 @@ from rich.progress import BarColumn, TextColumn
 
 from emulator.cli.display import stdout
 from emulator.cli.progress import Display
+from emulator.core.calibration import Calibration
 from emulator.core.datasheet import find_gpu, shares
 from emulator.core.device_spec import DeviceName
 from emulator.core.errors import ConfigError
 from emulator.core.quantities import Seconds
 from emulator.lab.calibrate import PARTS, calibrate
-from emulator.lab.calibration_files import write_calibration
+from emulator.lab.calibration_files import check_writable, write_calibration
 from emulator.lab.catalog_files import load_catalog
 from emulator.lab.measured_device import measured_device
 from emulator.lab.measuring import FULL_S, QUICK_S, Plan, quick_plan
@@ -71,7 +72,7 @@ def measure(
     ] = None,
     limit: Annotated[
         str | None,
-        typer.Option("--limit", metavar="TIME", help="How long it may take at most (5min; with --quick 1min)."),
+        typer.Option("--limit", metavar="TIME", help="How long to measure at most (5min; with --quick 1min)."),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A rough look: few samples of each figure.")] = False,
     json: Annotated[
@@ -80,13 +81,20 @@ def measure(
 ) -> None:
     """Measure a device that computes: rates, how exactly its steps keep time, and what sharing it costs."""
     limit_s = _limit_s(limit, quick)
-    path = _writable(out or Path("calibration.toml"))
+    path = out or Path("calibration.toml")
+    check_writable(path)
     target = measured_device(device, gpu)
     plan = quick_plan(limit_s) if quick else Plan(limit_s)
     with CalibrationDisplay(limit_s) as display:
         found = calibrate(target, plan, display)
-    write_calibration(path, found)
-    Console(stderr=True).print(f"Calibration: {path}", highlight=False, soft_wrap=True)
+    try:
+        write_calibration(path, found)
+        Console(stderr=True).print(f"Calibration: {path}", highlight=False, soft_wrap=True)
+    finally:  # what was measured is shown even if it cannot be kept
+        _show(found, json=json)
+
+
+def _show(found: Calibration, *, json: bool) -> None:
     of = find_gpu(found.device, load_catalog().gpus)
     if json:
         typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
@@ -104,10 +112,3 @@ def _limit_s(text: str | None, quick: bool) -> float:
     if not LEAST_S <= seconds <= MOST_S:
         raise ConfigError(f"--limit {text}: must be from {LEAST_S:g} s to {MOST_S / 60:g} min")
     return float(seconds)
-
-
-def _writable(path: Path) -> Path:
-    """Found out before measuring, not after."""
-    if path.is_dir() or not path.parent.is_dir():
-        raise ConfigError(f"--out {path}: cannot be written; give a file in a folder that exists")
-    return path

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from emulator.cli.progress import Display
 from emulator.core.run_spec import RunSpec
 from emulator.core.run_summary import RunResult
-from emulator.live.status import Underway
+from emulator.live.status import Interim, Waiting
 
 
 class RunDisplay(Display):
@@ -24,8 +24,11 @@ class RunDisplay(Display):
             for run in runs
         }
 
-    def progress(self, run: RunSpec, status: Underway) -> None:
-        """A run is under way."""
+    def progress(self, run: RunSpec, status: Interim) -> None:
+        """A run is under way, or waits for something."""
+        if isinstance(status, Waiting):
+            self._console.print(f"{run.label}: {status.what}", soft_wrap=True)
+            return
         task = self._tasks[run.label]
         if not self._progress.tasks[self._progress.task_ids.index(task)].started:
             self._progress.start_task(task)

@@ -30,7 +30,7 @@ from emulator.core.errors import ConfigError, PdemuError
 from emulator.lab import docker, leftovers, unprivileged
 from emulator.lab import experiment as lab
 from emulator.lab.catalog_files import load_catalog
-from emulator.lab.devices import check_device
+from emulator.lab.devices import check_device, sharing_remarks
 from emulator.lab.run_folder import pretty
 from emulator.lab.scale import apply_scale
 from emulator.lab.sites import LauncherName, ShapingName
@@ -238,8 +238,9 @@ def _execute(
     scaled = apply_scale(spec, scale, catalog, traces, deployments)
     prepared = lab.prepare(scaled.topology, catalog, traces, how, deployments=deployments, out=out)
     tell_traces(traces, prepared)
-    if scaled.remark:
-        Console(stderr=True).print(scaled.remark, highlight=False, soft_wrap=True)
+    for remark in (scaled.remark, *sharing_remarks(prepared.runs, how.launcher)):
+        if remark:
+            Console(stderr=True).print(remark, highlight=False, soft_wrap=True)
     with RunDisplay(prepared.runs) as display:
         summary = lab.compare(prepared, display.progress, display.result)
     Console(stderr=True).print(f"Results: {prepared.folder}", highlight=False, soft_wrap=True)

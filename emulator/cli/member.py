@@ -37,7 +37,7 @@ from emulator.lab.sites import ShapingName
 from emulator.lab.topology_files import load_traces
 from emulator.live.control import CurveKeys
 from emulator.live.process import tell as tell_launcher
-from emulator.live.status import Failed, Ready, Status
+from emulator.live.status import Failed, Ready, Status, Waiting
 from emulator.report import table
 
 
@@ -166,6 +166,8 @@ def _say_ready(name: str) -> Callable[[Status], None]:
     def say(status: Status) -> None:
         if isinstance(status, Ready):
             typer.echo(f"{name}: ready{'; metrics at ' if status.metrics else ''}{status.metrics}", err=True)
+        elif isinstance(status, Waiting):
+            typer.echo(status.what, err=True)
 
     return say
 

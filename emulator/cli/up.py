@@ -20,7 +20,7 @@ from emulator.core.tokenizer_files import tokenizer_files
 from emulator.lab import serve as serving
 from emulator.lab import unprivileged
 from emulator.lab.catalog_files import load_catalog
-from emulator.lab.devices import check_device
+from emulator.lab.devices import check_device, sharing_remarks
 from emulator.lab.experiment import Conditions
 from emulator.lab.launch import Addresses, Service
 from emulator.lab.run_folder import pretty
@@ -137,6 +137,8 @@ def up(
     prepared = serving.prepare(spec, catalog, how, deployment=which, out=out, metrics=metrics_listen)
     told = Console(stderr=True, highlight=False, soft_wrap=True)
     run = prepared.runs[0]
+    for remark in sharing_remarks(prepared.runs, launcher):
+        told.print(remark)
 
     def on_ready(ready: Addresses) -> None:
         if metrics_targets is not None:

@@ -17,7 +17,7 @@ from emulator.core import strict, toml_text
 from emulator.core.calibrated_units import CalibratedUnits
 from emulator.core.errors import ConfigError
 from emulator.core.step_shape import MIXED_NORM
-from emulator.core.step_work import UnitTimes
+from emulator.core.step_work import UnitTimes, usable_gemms
 
 Operands = Literal["random", "low-toggle"]
 """What GEMMs multiply: random numbers cost most power, so their rate is what real prefill can reach; numbers of which
@@ -98,7 +98,8 @@ class CopyRate(_Strict, frozen=True):
 
 
 class LaunchTime(_Strict, frozen=True):
-    """A kernel that computes next to nothing: on the device one after another, and the call that enqueues it."""
+    """A kernel that computes next to nothing: by the device's clock one after another, which is as fast as the slower
+    of device and host is, and the call on the host that enqueues it."""
 
     device_us: Spread
     call_us: Spread
@@ -202,18 +203,24 @@ class Calibration(_Strict, frozen=True):
 
     def _unit_times(self, paced: Sequence[GemmRate], read: ReadRate, fill: FillTime) -> UnitTimes:
         return UnitTimes(
-            gemm_s=tuple(
-                (gemm.k, gemm_flops(self.mn, self.mn, gemm.k) / (gemm.tflops.median * 1e12)) for gemm in paced
-            ),
+            gemm_s=tuple((gemm.k, self._gemm_s(gemm)) for gemm in paced),
             fill_s=fill.iteration_us.median * 1e-6,
             fill_launch_s=fill.launch_us.median * 1e-6,
             read_bytes_per_s=read.gb_per_s.median * 1e9,
             read_launch_s=read.launch_us.median * 1e-6,
         )
 
+    def _gemm_s(self, gemm: GemmRate) -> float:
+        return gemm_flops(self.mn, self.mn, gemm.k) / (gemm.tflops.median * 1e12)
+
     def gemm_tflops(self, operands: Operands) -> float | None:
-        """The fastest of the GEMMs with such operands."""
-        return max((gemm.tflops.median for gemm in self.gemms if gemm.operands == operands), default=None)
+        """The fastest with such operands of the GEMMs that steps use."""
+        paced = [gemm for gemm in self.gemms if gemm.operands == "low-toggle"]
+        used = {k for k, _ in usable_gemms((gemm.k, self._gemm_s(gemm)) for gemm in paced)}
+        rates = [
+            gemm.tflops.median for gemm in self.gemms if gemm.operands == operands and (gemm.k in used or not used)
+        ]
+        return max(rates, default=None)
 
     def copy_gb_per_s(self, direction: Direction) -> float | None:
         """The rate of copies in a direction."""

@@ -11,6 +11,7 @@ from emulator.core.quantities import Bytes
 from emulator.core.spec_base import Spec
 
 DeviceName = Literal["virtual", "numpy", "cuda"]
+GpuNumber = Annotated[int, msgspec.Meta(ge=0, le=1023)]
 
 
 class DeviceSpec(Spec, frozen=True, kw_only=True):
@@ -18,13 +19,14 @@ class DeviceSpec(Spec, frozen=True, kw_only=True):
 
     Each node may take `memory` of its device, by default an equal share of what is free for each node on it. `gpus` are
     the CUDA devices of the nodes in turn, by default all that are visible; they begin anew when there are fewer than
-    nodes. `calibration` is a file of `pdemu calibrate`, by which steps are planned; without one each node measures what
-    units of work take. Nodes that share a device contend: no verdict is made of such runs unless `allow_shared_gpu`.
+    nodes, and a number that is there twice is that of two nodes. `calibration` is a file of `pdemu calibrate`, by which
+    steps are planned; without one each node measures what units of work take. Nodes that share a device contend: no
+    verdict is made of such runs unless `allow_shared_gpu`.
     """
 
     kind: DeviceName = "virtual"
     memory: Bytes | None = None
-    gpus: tuple[Annotated[int, msgspec.Meta(ge=0)], ...] = ()
+    gpus: Annotated[tuple[GpuNumber, ...], msgspec.Meta(min_length=1)] | None = None
     allow_shared_gpu: bool = False
     calibration: str | None = None
 
@@ -53,7 +55,7 @@ class DeviceSpec(Spec, frozen=True, kw_only=True):
         return DevicePlan(
             kind=self.kind,
             memory_bytes=None if self.memory is None else int(self.memory),
-            gpus=self.gpus,
+            gpus=self.gpus or (),
             allow_shared_gpu=self.allow_shared_gpu,
             calibration=calibration,
         )

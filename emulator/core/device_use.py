@@ -111,6 +111,25 @@ def device_use(plan: DevicePlan, nodes: Iterable[NodeDevice], steps: Sequence[St
     )
 
 
+def foreseen_sharing(plan: DevicePlan, nodes: Sequence[str], gpus: int | None) -> list[str]:
+    """What will be shared, as far as it is known before a run on one machine that has so many `gpus` (None: enough).
+
+    Nothing of what is allowed to be.
+    """
+    if not plan.computes or plan.allow_shared_gpu:
+        return []
+    on: dict[str, list[str]] = {}
+    for number, node in enumerate(nodes):
+        gpu = plan.gpu_of(number) if plan.gpus or gpus is None else number % gpus
+        on.setdefault(f"GPU {gpu}" if plan.kind == "cuda" else "CPU", []).append(node)
+    return [
+        f"{listed(group)} will compute on one {hardware}: their steps stretch each other, and no verdict is made of it "
+        "without --allow-shared-gpu"
+        for hardware, group in on.items()
+        if len(group) > 1
+    ]
+
+
 def listed(names: Sequence[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

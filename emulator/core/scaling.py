@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import bisect
 import math
+from collections.abc import Callable
 
 from emulator.core.specs import Scale
+
+LARGEST_BYTES_SCALE = 10**9
+
+
+def sufficient_bytes_scale(needed: Callable[[float], float], at_most: float, now: float) -> int | None:
+    """The least whole `scale.bytes` from `now` on at which no more than `at_most` bytes are needed, None if none is."""
+    scales = range(math.ceil(now), LARGEST_BYTES_SCALE + 1)
+    found = bisect.bisect_left(scales, True, key=lambda scale: needed(scale) <= at_most)
+    return scales[found] if found < len(scales) else None
 
 
 class Scaling:

@@ -7,6 +7,7 @@ device meanwhile makes the step longer, and that is what contention is.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -69,16 +70,16 @@ def _plan_arithmetic(seconds: float, units: UnitTimes) -> StepWork:
     if left_s < 0.0:
         return StepWork()
     gemms = []
-    for k, gemm_s in _usable(units):
+    for k, gemm_s in usable_gemms(units.gemm_s):
         times, left_s = divmod(left_s, gemm_s)
         if times:
             gemms.append((k, int(times)))
     return StepWork(tuple(gemms), max(1, round(left_s / units.fill_s + 0.5)))
 
 
-def _usable(units: UnitTimes) -> list[tuple[int, float]]:
-    """The GEMMs to be used, the longest first: those of at most `MOST_GEMM_S`, failing these the shortest."""
-    longest_first = sorted(units.gemm_s, key=lambda unit: unit[1], reverse=True)
+def usable_gemms(gemm_s: Iterable[tuple[int, float]]) -> list[tuple[int, float]]:
+    """The (K, seconds) that steps use, longest first: those of at most `MOST_GEMM_S`, failing these the shortest."""
+    longest_first = sorted(gemm_s, key=lambda unit: unit[1], reverse=True)
     return [unit for unit in longest_first if unit[1] <= MOST_GEMM_S] or longest_first[-1:]
 
 

@@ -20,7 +20,7 @@ from emulator.lab.measuring import Bench, Clock, Plan
 from emulator.lab.mixed_steps import measure_mixed
 from emulator.lab.paced_steps import measure_steps
 from emulator.lab.rivals import OpenBackend, rival
-from emulator.live.device_lock import device_lock
+from emulator.live.device_lock import Patience, device_lock
 from emulator.live.timers import sharpen_timers
 
 RESERVE = 0.05
@@ -51,42 +51,33 @@ class Target(NamedTuple):
 
 
 def calibrate(target: Target, plan: Plan, watcher: Watcher, clock: Clock | None = None) -> Calibration:
-    """Open the device and measure it within the plan's limit; wait as long for whoever else is measuring it."""
+    """Open the device and measure it, both within the plan's limit; before it, wait as long for whoever else does."""
     sharpen_timers()
+    clock = clock or Clock()
+    called_s = clock.now_s()
     backend = target.open()
     try:
+        opening_s = clock.now_s() - called_s
         waiting = functools.partial(watcher.waiting, backend.description)
-        with device_lock(backend.device_id, plan.limit_s, waiting):
+        with device_lock(backend.device_id, Patience(plan.limit_s, waiting), backend.description):
+            began_s = clock.now_s() - opening_s
             backend.warm_up()
-            bench = Bench(backend, plan, clock or Clock(), watcher.figure)
+            bench = Bench(backend, plan, clock, watcher.figure)
             open_rival = functools.partial(rival, open_backend=target.open)
-            return measure(bench, target.kind, open_rival, watcher.part)
+            return measure(bench, target.kind, open_rival, watcher.part, began_s)
     finally:
         backend.close()
 
 
-def measure(bench: Bench, kind: str, open_rival: OpenRival, part: Callable[[str], None]) -> Calibration:
-    """Every part in turn, each within its share of the time that is left."""
-    plan, now_s = bench.plan, bench.clock.now_s
-    began_s = now_s()
-    measured_at = datetime.now(UTC).isoformat(timespec="seconds")
-    parts = TimeBudget(began_s + plan.limit_s * (1 - RESERVE), now_s).split(list(PARTS.values()))
+def measure(
+    bench: Bench, kind: str, open_rival: OpenRival, part: Callable[[str], None], began_s: float | None = None
+) -> Calibration:
+    """Every part in turn, each within its share of what is left of the limit since `began_s` (None: now)."""
+    now_s = bench.clock.now_s
+    began_s = now_s() if began_s is None else began_s
+    parts = TimeBudget(began_s + bench.plan.limit_s * (1 - RESERVE), now_s).split(list(PARTS.values()))
     part("rates")
-    rates = measure_rates(bench, next(parts))
-    found = Calibration(
-        format=FORMAT,
-        pdemu=__version__,
-        kind=kind,
-        device=bench.backend.description,
-        device_id=device_digest(bench.backend.device_id),
-        driver=bench.backend.driver,
-        measured_at=measured_at,
-        quick=plan.quick,
-        limit_s=plan.limit_s,
-        took_s=0.0,
-        mn=bench.backend.mn,
-        **rates._asdict(),
-    )
+    found = measured_alone(bench, kind, next(parts))
     part("steps")
     steps = _steps(bench, next(parts), found)
     part("interference")
@@ -100,6 +91,24 @@ def measure(bench: Bench, kind: str, open_rival: OpenRival, part: Callable[[str]
         mixed=mixed,
         left_out=tuple(bench.left_out),
         took_s=round(now_s() - began_s, 3),
+    )
+
+
+def measured_alone(bench: Bench, kind: str, budget: TimeBudget) -> Calibration:
+    """A calibration that has the rates alone."""
+    return Calibration(
+        format=FORMAT,
+        pdemu=__version__,
+        kind=kind,
+        device=bench.backend.description,
+        device_id=device_digest(bench.backend.device_id),
+        driver=bench.backend.driver,
+        measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        quick=bench.plan.quick,
+        limit_s=bench.plan.limit_s,
+        took_s=0.0,
+        mn=bench.backend.mn,
+        **measure_rates(bench, budget)._asdict(),
     )
 
 

@@ -18,8 +18,33 @@ def read_calibration(path: Path) -> Calibration:
     return parse(text, f"calibration {path}")
 
 
+def check_writable(path: Path) -> None:
+    """Find out before measuring whether the file can be written, which is left as it is; raises ConfigError."""
+    target = path.resolve()
+    if target.exists() and not target.is_file():
+        raise ConfigError(f"--out {path}: is not a regular file; give the name of one")
+    if not target.parent.is_dir():
+        raise ConfigError(f"--out {path}: cannot be written; give a file in a folder that exists")
+    try:
+        if target.exists():
+            target.open("ab").close()
+        _partial(target).touch()
+        _partial(target).unlink()
+    except OSError as error:
+        raise ConfigError(f"--out {path}: cannot be written ({error.strerror}); give another file") from None
+
+
 def write_calibration(path: Path, calibration: Calibration) -> None:
-    """Write the file, whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(to_toml(calibration), encoding="utf-8")
-    partial.replace(path)
+    """Write the file, or what a link by this name leads to, whole or not at all."""
+    target = path.resolve()
+    partial = _partial(target)
+    try:
+        partial.write_text(to_toml(calibration), encoding="utf-8")
+        partial.replace(target)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def _partial(target: Path) -> Path:
+    return target.with_name(f".{target.name}.partial")

@@ -34,7 +34,7 @@ from emulator.lab.leftovers import Ledger, new_run_id
 from emulator.lab.sites import CLIENT, ROUTER
 from emulator.live.control import CurveKeys
 from emulator.live.device_lock import LOCKS_ENV
-from emulator.live.status import Failed, Status, Underway
+from emulator.live.status import Failed, Interim, Status, Underway, Waiting
 
 SOURCE = Path(__file__).parents[2]
 IMAGE = f"pd-emulator:{__version__}"
@@ -178,7 +178,7 @@ class ComposeLauncher:
     run: RunSpec
     logs: Path
     kernel_shaping: bool
-    on_progress: Callable[[Underway], None]
+    on_progress: Callable[[Interim], None]
     failure: Exception | None = field(default=None, init=False)
 
     @property
@@ -285,7 +285,7 @@ class ComposeLauncher:
                 name, status = parse_line(line.decode(errors="replace"))
                 if status is None and (said := line.decode(errors="replace").strip()):
                     last = said if _telling(said) or not _telling(last) else last
-                elif isinstance(status, Underway):
+                elif isinstance(status, Waiting | Underway):
                     self.on_progress(status)
                 elif isinstance(status, Failed) and self.failure is None:
                     self.failure = error_told(name, status.error, status.message, f"see {self._log}")

@@ -5,14 +5,18 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from emulator.core.calibrated_units import CalibratedUnits
 from emulator.core.device_spec import DevicePlan, DeviceSpec
+from emulator.core.device_use import foreseen_sharing
 from emulator.core.errors import ConfigError
+from emulator.core.run_spec import RunSpec
 from emulator.lab.calibration_files import read_calibration
 from emulator.live import numpy_device
+from emulator.live.cuda import count_by_bus
 
 _DRIVER = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 _NO_DEVICE = 100
@@ -39,7 +43,7 @@ def check_device(device: DeviceSpec | DevicePlan, launcher: str) -> None:
     if launcher == "simulate":
         return
     if device.kind == "cuda":
-        _check_gpus(device.gpus, launcher)
+        _check_gpus(device.gpus or (), launcher)
     calibration = device.calibration if isinstance(device, DevicePlan) else load_calibration(device)
     if calibration is None or launcher == "compose":
         return
@@ -48,6 +52,17 @@ def check_device(device: DeviceSpec | DevicePlan, launcher: str) -> None:
             calibration.check_hardware(f"GPU {gpu} here", gpu_name(gpu))
     else:
         calibration.check_device("this machine", numpy_device.description())
+
+
+def sharing_remarks(runs: Iterable[RunSpec], launcher: str) -> list[str]:
+    """What nodes of these runs will share without being allowed to, a line for each deployment and device."""
+    found: dict[str, None] = {}
+    for run in runs:
+        plan, names = run.device, [node.name for node in run.nodes]
+        everywhere = plan.kind != "cuda" or plan.gpus or launcher == "compose"
+        gpus = None if everywhere else visible_gpus()
+        found |= dict.fromkeys(f"{run.deployment}: {what}" for what in foreseen_sharing(plan, names, gpus))
+    return list(found)
 
 
 def _check_gpus(gpus: tuple[int, ...], launcher: str) -> None:
@@ -81,6 +96,7 @@ def gpu_name(gpu: int) -> str:
 
 def _driver() -> Any:
     """The driver's library, set up."""
+    count_by_bus()
     try:
         driver = ctypes.CDLL(_DRIVER)
     except OSError:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
 
 import msgspec
-import psutil
 
 from emulator.core import expectation, fidelity, verdict
 from emulator.core.calibrated_units import CalibratedUnits
@@ -19,7 +16,7 @@ from emulator.core.compare_summary import CompareSummary, RunParity, stated_firs
 from emulator.core.deploy import plan_runs
 from emulator.core.device_spec import DeviceSpec
 from emulator.core.device_use import NodeDevice, device_use
-from emulator.core.errors import CapacityError, ConfigError
+from emulator.core.errors import ConfigError
 from emulator.core.hardware import Catalog
 from emulator.core.kv_memory import kv_memory
 from emulator.core.parity import run_parity
@@ -32,22 +29,20 @@ from emulator.core.trace_summary import ReplayedTrace, replayed
 from emulator.core.workload import plan_load
 from emulator.lab.compose import ComposeLauncher
 from emulator.lab.devices import load_calibration
+from emulator.lab.kept_kv import foresee_kv_bytes, granted_memory_bytes
 from emulator.lab.launch import Launcher, LiveResult, ProcessLauncher
 from emulator.lab.parallel import simulate_all
 from emulator.lab.run_folder import RunFolder, new_folder, pretty
 from emulator.lab.simulated import MODELLED, SIMULATE, simulated_result, transfer_rows
 from emulator.lab.sites import CLIENT, ROUTER, LauncherName, ShapingName, choose_shaping, make_site
 from emulator.live.reports import RunReport, TransferRow
-from emulator.live.status import Underway
-from emulator.simulate import simulate
+from emulator.live.status import Interim
 
 UNSHAPED = "UNSHAPED"
-# What a simulation foresees of the KV that decode nodes keep is exceeded by at most this factor.
-RETAINED_MARGIN = 1.25
 
-OnProgress = Callable[[RunSpec, Underway], None]
+OnProgress = Callable[[RunSpec, Interim], None]
 OnResult = Callable[[RunSpec, RunResult], None]
-MakeLauncher = Callable[["Experiment", RunSpec, int, Path, Callable[[Underway], None]], Launcher]
+MakeLauncher = Callable[["Experiment", RunSpec, int, Path, Callable[[Interim], None]], Launcher]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,45 +142,8 @@ def calibrated(topology: Topology) -> tuple[Topology, CalibratedUnits | None]:
     return msgspec.structs.replace(topology, device=device), calibration
 
 
-def granted_memory_bytes(run: RunSpec) -> int:
-    """What all nodes that keep KV here may keep together: as the topology says, else half of the free memory."""
-    return run.host_memory_bytes or psutil.virtual_memory().available // 2
-
-
-def foresee_kv_bytes(run: RunSpec, granted: int) -> int:
-    """Bytes of KV that a node will hold at most, as a simulation foresees; they are real memory here.
-
-    Nodes that compute hold all of theirs, others what came from elsewhere. Refuses before the run what all of them
-    together would not be `granted` during it, or one of them by its device.
-    """
-    holders = len(run.kv_holders)
-    if not holders:
-        return 0
-    expected = _kept_bytes(run) * RETAINED_MARGIN
-    limits = {"host_memory": float(granted)} if run.device.kind != "cuda" else {}
-    if run.device.memory_bytes is not None:
-        limits["memory of [device]"] = float(run.device.memory_bytes * holders)
-    limit, least = min(limits.items(), key=itemgetter(1), default=("", math.inf))
-    if expected * holders > least:
-        scale = math.ceil(run.scale.bytes * expected * holders / least)
-        raise CapacityError(
-            f"{run.topology}, {run.label}: up to {expected * holders / 1e9:.1f} GB of KV would be held on this machine "
-            f"at a time, {least / 1e9:.1f} GB are granted; set scale.bytes = {scale}, or raise {limit}"
-        )
-    return int(expected)
-
-
-def _kept_bytes(run: RunSpec) -> float:
-    """The most KV that any node keeps in real memory in a simulation of the run."""
-    simulated = simulate(run)
-    if not run.device.computes:
-        return simulated.peak_retained_bytes / run.scale.bytes
-    memory = kv_memory(run, simulated.records, simulated.steps, simulated.memory)
-    return max(memory.by_role[node.role].peak_used * node.kv_blocks * run.wire_block_bytes(node) for node in run.nodes)
-
-
 def launcher_for(
-    experiment: Experiment, run: RunSpec, expected_kv_bytes: int, logs: Path, on_progress: Callable[[Underway], None]
+    experiment: Experiment, run: RunSpec, expected_kv_bytes: int, logs: Path, on_progress: Callable[[Interim], None]
 ) -> Launcher:
     """What runs one run of an experiment on this machine, as its conditions say."""
     kernel_shaping = experiment.shaping_of(run) == "kernel"

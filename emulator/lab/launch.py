@@ -28,8 +28,21 @@ from emulator.lab.cpu import CpuSampler
 from emulator.lab.sites import CLIENT, LOOPBACK, ROUTER, Address, Site
 from emulator.live.allocator import NODE_ALLOCATOR_ENV
 from emulator.live.control import CurveKeys
+from emulator.live.devices import open_limit_s
 from emulator.live.reports import RunReport
-from emulator.live.status import Assignment, Done, Failed, HttpService, Lost, Ready, RecordEnded, Status, Underway
+from emulator.live.status import (
+    Assignment,
+    Done,
+    Failed,
+    HttpService,
+    Interim,
+    Lost,
+    Ready,
+    RecordEnded,
+    Status,
+    Underway,
+    Waiting,
+)
 
 READY_S = 60.0
 PROBE_S = 8.0
@@ -41,8 +54,9 @@ NO_LOAD = LoadPlan((), (), 0.0, 0.0)
 
 
 def ready_limit_s(run: RunSpec) -> float:
-    """How long a run's cluster may take to be ready: to start, to warm its memory and to probe every pair's link."""
-    return READY_S + PROBE_S * len(Prober.of(run).pairs)
+    """How long a run's cluster may take to be ready: to start, to warm its memory, to open its devices and to probe
+    every pair's link."""
+    return READY_S + open_limit_s(run) + PROBE_S * len(Prober.of(run).pairs)
 
 
 def finish_limit_s(run: RunSpec) -> float:
@@ -126,7 +140,7 @@ class ProcessLauncher:
     host_memory_bytes: int
     expected_kv_bytes: int
     kernel_shaping: bool
-    on_progress: Callable[[Underway], None]
+    on_progress: Callable[[Interim], None]
     service: Service | None = None
     children: list[Child] = field(default_factory=list)
     _serving: bool = field(default=False, init=False)
@@ -260,6 +274,9 @@ class ProcessLauncher:
         match status:
             case Ready():
                 child.ready.set_result(status)
+            case Waiting(what=what):
+                self.on_progress(status)
+                self._tell(what)
             case Underway():
                 self.on_progress(status)
             case RecordEnded(requests=requests, limit=limit):
@@ -339,8 +356,7 @@ class ProcessLauncher:
                     child.process.kill()
                 await child.process.wait()
             if child.reading is not None:
-                with contextlib.suppress(asyncio.CancelledError, Exception):
-                    await child.reading
+                await asyncio.gather(child.reading, return_exceptions=True)  # Ctrl-C meanwhile still ends the command
         for wait in waits:
             await wait
 

@@ -34,7 +34,8 @@ from emulator.core.trace import Trace
 from emulator.core.workload import plan_load
 from emulator.lab.cpu import CpuSampler
 from emulator.lab.devices import check_device, visible_gpus
-from emulator.lab.experiment import calibrated, foresee_kv_bytes, granted_memory_bytes
+from emulator.lab.experiment import calibrated
+from emulator.lab.kept_kv import foresee_kv_bytes, granted_memory_bytes
 from emulator.lab.launch import NO_LOAD, LiveResult, ready_limit_s
 from emulator.lab.sites import CLIENT, ROUTER
 from emulator.live import health

@@ -27,14 +27,14 @@ from emulator.lab.experiment import (
     Experiment,
     calibrated,
     conclude,
-    granted_memory_bytes,
     launcher_for,
     perform,
 )
+from emulator.lab.kept_kv import granted_memory_bytes
 from emulator.lab.launch import NO_LOAD, Launcher, ProcessLauncher, Service
 from emulator.lab.run_folder import new_folder
 from emulator.lab.sites import choose_shaping
-from emulator.live.status import Underway
+from emulator.live.status import Interim
 
 
 def prepare(
@@ -83,7 +83,7 @@ def targets_file(urls: Mapping[str, str]) -> bytes:
 
 async def _serve(experiment: Experiment, service: Service) -> CompareSummary:
     def launcher(
-        prepared: Experiment, run: RunSpec, expected: int, logs: Path, on_progress: Callable[[Underway], None]
+        prepared: Experiment, run: RunSpec, expected: int, logs: Path, on_progress: Callable[[Interim], None]
     ) -> Launcher:
         found = launcher_for(prepared, run, expected, logs, on_progress)
         assert isinstance(found, ProcessLauncher), "only processes of this machine are served by"

@@ -44,17 +44,21 @@ class Hardware(NamedTuple):
 
 
 class ComputeDevice:
-    """Runs one step at a time in its own thread, in which `open_hardware` is called too.
+    """Runs one step at a time in its own thread, in which `open_hardware` is called first, with what stops it early.
 
-    `alone`: nobody else is known to use the device, so that steps tell how its speed drifts. `failed` is called on the
-    loop, once, with what went wrong in the thread. `scaling` is that of the KV on the wire.
-    Raises what `open_hardware` raises.
+    It is ready to use once `opened` has returned. `alone`: nobody else is known to use the device, so that steps tell
+    how its speed drifts. `failed` is called on the loop, once, with what went wrong in the thread. `scaling` is that of
+    the KV on the wire.
     """
+
+    device_id: str
+    description: str
+    store: WatchedStore
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        open_hardware: Callable[[], Hardware],
+        open_hardware: Callable[[threading.Event], Hardware],
         *,
         step_done: StepDone,
         step_progress: StepProgress,
@@ -74,16 +78,28 @@ class ComputeDevice:
         self._scale = StepScale()
         self._stop = threading.Event()
         self._orders: queue.SimpleQueue[DeviceStep | None] = queue.SimpleQueue()
-        opened: queue.SimpleQueue[Hardware | Exception] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._live, args=(opened,), name=f"{name}-device", daemon=True)
+        self._opening: asyncio.Future[Hardware] = loop.create_future()
+        self._thread = threading.Thread(target=self._live, name=f"{name}-device", daemon=True)
         self._thread.start()
-        hardware = opened.get()
-        if isinstance(hardware, Exception):
-            raise hardware
-        self.device_id = hardware.backend.device_id
-        self.description = hardware.backend.description
 
     # --- the loop's thread ---
+
+    async def opened(self) -> None:
+        """Wait until the hardware is open; raises what `open_hardware` raises. Where this fails all is closed."""
+        try:
+            hardware = await self._opening
+        except BaseException:
+            self.close()
+            raise
+        self.device_id, self.description = hardware.backend.device_id, hardware.backend.description
+
+    def _opening_ended(self, how: Hardware | Exception) -> None:
+        if self._opening.done():  # nobody waits for it any more
+            return
+        if isinstance(how, Exception):
+            self._opening.set_exception(how)
+        else:
+            self._opening.set_result(how)
 
     def run(self, step: DeviceStep) -> None:
         """Begin a step; the one before is over."""
@@ -107,15 +123,16 @@ class ComputeDevice:
 
     # --- the device's thread ---
 
-    def _live(self, opened: queue.SimpleQueue[Hardware | Exception]) -> None:
+    def _live(self) -> None:
         sharpen_timers()
         try:
-            self._backend, self._units, store = self._open_hardware()
+            hardware = self._open_hardware(self._stop)
         except Exception as error:
-            opened.put(self._one_line(error))
+            self._tell(self._opening_ended, self._one_line(error))
             return
+        self._backend, self._units, store = hardware
         self.store = WatchedStore(store)
-        opened.put(Hardware(self._backend, self._units, store))
+        self._tell(self._opening_ended, hardware)
         try:
             while (step := self._orders.get()) is not None and not self._stop.is_set():
                 self._carry_out(step)

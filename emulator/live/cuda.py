@@ -17,7 +17,7 @@ from emulator.live.cuda_backend import CudaBackend
 from emulator.live.cuda_gpu import About, line_of
 from emulator.live.cuda_kv import CudaKvStore
 
-__all__ = ["CudaBackend", "CudaKvStore", "open_cuda", "visible_gpus"]
+__all__ = ["CudaBackend", "CudaKvStore", "count_by_bus", "open_cuda", "visible_gpus"]
 
 _NO_DRIVER = 35
 """cudaErrorInsufficientDriver, which no driver at all gives too."""
@@ -50,9 +50,22 @@ def gpu_id(uuid: bytes, pci_bus_id: str) -> str:
     return f"gpu:{uuid[:16].hex()}:{pci_bus_id.lower()}"
 
 
+def count_by_bus() -> None:
+    """Have CUDA number GPUs as nvidia-smi and container engines do, unless told otherwise; before it is first used."""
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+
+
+def _has_home() -> bool:
+    try:
+        return os.access(Path.home(), os.W_OK)
+    except RuntimeError:  # there is neither HOME nor an entry in the list of users
+        return False
+
+
 def _cupy() -> Any:
     """CuPy, which wants a folder of the user's for what it compiles: where there is no home, a passing one."""
-    if "CUPY_CACHE_DIR" not in os.environ and not os.access(Path("~").expanduser(), os.W_OK):
+    count_by_bus()
+    if "CUPY_CACHE_DIR" not in os.environ and not _has_home():
         os.environ["CUPY_CACHE_DIR"] = folder = tempfile.mkdtemp(prefix="pdemu-cupy-")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
     try:

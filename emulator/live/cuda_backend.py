@@ -15,12 +15,12 @@ import numpy as np
 from emulator.core.byte_runs import Run, ring_pieces
 from emulator.core.errors import CapacityError, RunError
 from emulator.core.quantities import Bytes
-from emulator.core.step_work import UnitTimes
+from emulator.core.step_work import MOST_GEMM_S, UnitTimes, usable_gemms
 from emulator.live.cuda_gpu import PIECE_BYTES, THREADS, About, Gpu
 
 MN = 4096
 GEMM_KS = (512, 1024, 4096)
-UNIT_S = 200e-6
+UNIT_S = MOST_GEMM_S
 """What one unit of work may take, so that whoever else uses the GPU gets his turn."""
 READ_BYTES = 4 << 30
 """A read runs over so much, many times what any cache holds; on small GPUs over a share of what there is."""
@@ -29,7 +29,6 @@ CACHES_READ = 4
 """A read runs over at least so many times the second-level cache."""
 COPY_BYTES = 64 << 20
 _ARITHMETIC_BLOCKS = 2  # a multiprocessor: 1,024 threads fill its arithmetic units
-_LONGER = 1.1  # a unit that takes so much longer is still one
 _WARM_TIMES = 4
 
 
@@ -59,7 +58,7 @@ class CudaBackend:
         self._read_piece_bytes = self.read_bytes_at_hand
 
     def warm_up(self, units: UnitTimes | None = None) -> None:
-        """Load cuBLAS and the kernels; find the largest reads and the GEMMs that take `UNIT_S` at most."""
+        """Load cuBLAS and the kernels; find the largest reads of `UNIT_S` at most, and the GEMMs to use."""
 
         def quickest_s(enqueue: Callable[[], None]) -> float:
             return min(self.time_s(enqueue, _WARM_TIMES)[1:])
@@ -70,7 +69,7 @@ class CudaBackend:
         self._read_piece_bytes = int(min(self.read_bytes_at_hand, rate * UNIT_S)) // PIECE_BYTES * PIECE_BYTES
         took_s = {k: quickest_s(lambda k=k: self.gemm(k, 1)) for k in GEMM_KS}  # type: ignore[misc]
         if units is None:
-            self.gemm_ks = tuple(k for k in GEMM_KS if took_s[k] <= _LONGER * UNIT_S) or GEMM_KS[:1]
+            self.gemm_ks = tuple(sorted(k for k, _ in usable_gemms(took_s.items())))
 
     def gemm(self, k: int, times: int) -> None:
         """Enqueue `times` products of (mn × k) by (k × mn), of operands in which few bits toggle."""

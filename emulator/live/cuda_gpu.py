@@ -69,11 +69,15 @@ class Gpu:
 
     def memory(self, nbytes: int, what: str) -> Any:
         """Device memory, with its address in `ptr`; freed with its last reference. Raises CapacityError."""
+        out_of_memory = self.cupy.cuda.memory.OutOfMemoryError
         with self.telling(what):
             self.here()
+            with contextlib.suppress(out_of_memory):
+                return self._pool.malloc(nbytes)
+            self._pool.free_all_blocks()  # which are nobody's, but count against the limit
             try:
                 return self._pool.malloc(nbytes)
-            except self.cupy.cuda.memory.OutOfMemoryError as error:
+            except out_of_memory as error:
                 taken, free = self._pool.used_bytes(), self._runtime.memGetInfo()[0]
                 raise CapacityError(
                     f"{what}: {Bytes(nbytes)} are wanted, but {Bytes(taken)} of the {Bytes(self._limit_bytes)} granted "
@@ -85,7 +89,8 @@ class Gpu:
         """Device memory that can still be had."""
         with self.telling("memory"):
             self.here()
-            return int(min(self._limit_bytes - self._pool.used_bytes(), self._runtime.memGetInfo()[0]))
+            free_bytes = self._runtime.memGetInfo()[0] + self._pool.free_bytes()
+            return int(min(self._limit_bytes - self._pool.used_bytes(), free_bytes))
 
     def zeros(self, nbytes: int, what: str) -> Any:
         """Device memory that is 0 for all that is enqueued from now on, on the stream of steps."""

@@ -21,6 +21,9 @@ import numpy.typing as npt
 from emulator.core.byte_runs import Run, Span, in_blocks, in_ring, runs_between
 from emulator.core.effects import KvWrite
 from emulator.core.errors import CapacityError
+from emulator.core.pacing import MAX_FRAME_BYTES
+from emulator.core.quantities import Bytes
+from emulator.live.kv_frames import FRAMES_PER_MESSAGE
 
 if TYPE_CHECKING:
     from emulator.live.cuda_backend import CudaBackend
@@ -32,7 +35,8 @@ SLAB_BYTES = 256 << 20
 """Memory is taken in so much at a time beyond what was expected, or in a 16th of what there is if that is less."""
 ENGINE_RUN_BYTES = 128 << 10
 """Runs that are as long on average go by copy engine: some 5 µs each, about what enqueuing one takes."""
-_LEAST_STAGED_BYTES = 1 << 20
+STAGED_BYTES = FRAMES_PER_MESSAGE * MAX_FRAME_BYTES
+"""The longest message of the KV link, for which there is room from the start."""
 
 
 class Content(Protocol):
@@ -49,12 +53,19 @@ class Content(Protocol):
 class CudaKvStore:
     """KV blocks of `node` on a GPU, see `live.backend.KvStore`; steps compute `content`.
 
-    Memory for `expected_bytes` is taken at once, as far as there is room for it, and more as blocks are used. Raises
-    CapacityError where there is none left.
+    Memory for `expected_bytes`, the most that is foreseen, is taken at once, and more as blocks are used. Raises
+    CapacityError where it is not to be had, with a scale.bytes above this `scale_bytes` that would do.
     """
 
     def __init__(
-        self, backend: CudaBackend, block_bytes: int, expected_bytes: int, *, content: Content, node: str
+        self,
+        backend: CudaBackend,
+        block_bytes: int,
+        expected_bytes: int,
+        *,
+        content: Content,
+        node: str,
+        scale_bytes: float = 1.0,
     ) -> None:
         self.block_bytes = block_bytes
         self._gpu = backend.gpu
@@ -72,7 +83,9 @@ class CudaKvStore:
         self._gpu.finish(self._gpu.compute)
         left_bytes = self._gpu.left_bytes()
         self._slab_blocks = max(1, min(SLAB_BYTES, left_bytes // 16) // self._stride)
-        self._first_blocks = max(1, min(-(-expected_bytes // block_bytes), left_bytes * 3 // 4 // self._stride))
+        self._first_blocks = max(1, -(-expected_bytes // block_bytes))
+        if self._first_blocks * self._stride > left_bytes:
+            raise CapacityError(self._too_little(left_bytes, scale_bytes))
         self._slabs = {0: self._memory(self._first_blocks)}
 
     def write(self, write: KvWrite, start: int, stop: int) -> None:
@@ -154,6 +167,17 @@ class CudaKvStore:
                 self._slabs[slab] = self._memory(self._slab_blocks)
             return int(self._slabs[slab].ptr) + within * self._stride
 
+    def _too_little(self, left_bytes: int, scale_bytes: float) -> str:
+        """What is wrong and what would help: at `scale_bytes` a block of the model has `block_bytes` at most."""
+        block_bytes = left_bytes // self._first_blocks // ALIGNED_BYTES * ALIGNED_BYTES
+        scale = f"set scale.bytes = {int(scale_bytes * self.block_bytes / block_bytes) + 1}, " if block_bytes else ""
+        expected_bytes = Bytes(self._first_blocks * self._stride)
+        return (
+            f"{self._node}: {expected_bytes} of KV are expected, but only {Bytes(left_bytes)} of "
+            f"{self._gpu.description} are left for it; {scale}raise the memory of [device], or send fewer requests "
+            "at a time"
+        )
+
     def _memory(self, blocks: int) -> Any:
         try:
             return self._gpu.memory(blocks * self._stride, "KV blocks")
@@ -167,17 +191,20 @@ class _Lane:
     def __init__(self, gpu: Gpu) -> None:
         self.stream = gpu.copy_stream()
         self._gpu = gpu
-        self._host: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
-        self._device: Any = None
+        self._host: npt.NDArray[np.uint8]
+        self._device: Any
+        self._take(STAGED_BYTES)
 
     def stage(self, nbytes: int) -> tuple[npt.NDArray[np.uint8], Any]:
         """Pinned memory of `nbytes`, and device memory of at least as much; those of the last call."""
         if nbytes > len(self._host):
-            size = max(_LEAST_STAGED_BYTES, 1 << (nbytes - 1).bit_length())
-            self.free()
-            self._host = self._gpu.pinned(size, "staging of KV")
-            self._device = self._gpu.memory(size, "staging of KV")
+            self._take(1 << (nbytes - 1).bit_length())
         return self._host[:nbytes], self._device
+
+    def _take(self, nbytes: int) -> None:
+        self.free()
+        self._host = self._gpu.pinned(nbytes, "staging of KV")
+        self._device = self._gpu.memory(nbytes, "staging of KV")
 
     def free(self) -> None:
         """Let go of the memory."""

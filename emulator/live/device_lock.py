@@ -9,12 +9,13 @@ import contextlib
 import os
 import re
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
-from emulator.core.errors import ConfigError, DeadlineError
+from emulator.core.errors import ConfigError, DeadlineError, RunError
 
 if os.name == "posix":
     import fcntl
@@ -23,30 +24,42 @@ LOCKS_ENV = "PDEMU_LOCKS"
 POLL_S = 0.1
 
 
-@contextlib.contextmanager
-def device_lock(device_id: str, patience_s: float, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Hold the lock of a device, by a file that all processes of this user and host see.
+class Patience(NamedTuple):
+    """How to wait for a lock: for `limit_s`, `told` once that has taken `tell_after_s`, and no longer than until `stop`
+    is set."""
 
-    Calls `waiting` once when another holds it, and raises DeadlineError when it has it for longer than `patience_s`,
+    limit_s: float
+    told: Callable[[], None] = lambda: None
+    tell_after_s: float = 0.0
+    stop: threading.Event | None = None
+
+
+@contextlib.contextmanager
+def device_lock(device_id: str, patience: Patience, name: str = "") -> Iterator[None]:
+    """Hold the lock of a device by a file that all processes of this user and host see; errors call it `name`.
+
+    Raises DeadlineError when another has it for longer than there is patience, RunError where that was stopped, and
     ConfigError where there can be no such file.
     The lock goes with the process, however that ends.
     """
     if os.name != "posix":
         yield
         return
+    stop, told = patience.stop or threading.Event(), False
     with _opened(device_id) as file:
-        until_s = time.monotonic() + patience_s
-        told = False
+        began_s = time.monotonic()
         while not _locked(file.fileno()):
-            if time.monotonic() >= until_s:
+            waited_s = time.monotonic() - began_s
+            if waited_s >= patience.limit_s:
                 raise DeadlineError(
-                    f"{device_id} is being calibrated by another process, for more than {patience_s:g} s; "
+                    f"{name or device_id} is being measured by another process, for more than {patience.limit_s:g} s; "
                     "try again when that has ended"
                 )
-            if not told:
-                waiting()
+            if not told and waited_s >= patience.tell_after_s:
+                patience.told()
                 told = True
-            time.sleep(POLL_S)
+            if stop.wait(POLL_S):
+                raise RunError(f"{name or device_id}: stopped while another process measured it")
         yield
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import math
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,39 +16,59 @@ from emulator.core.step_work import UnitTimes
 from emulator.live.backend import Backend, KvStore
 from emulator.live.compute import ComputeDevice, Hardware
 from emulator.live.device import Device, StepDone, StepProgress, VirtualDevice
-from emulator.live.device_lock import device_lock
+from emulator.live.device_lock import Patience, device_lock
 from emulator.live.numpy_device import NumpyBackend, NumpyKvStore
 from emulator.live.status import Assignment
 from emulator.live.unit_times import measure_units
 
+OPEN_S = 30.0
+"""What opening one device may take: on a GPU, CuPy and CUDA's libraries are loaded from a cold disk."""
+TELL_AFTER_S = 2.0
+"""Nodes that measure one device in turn wait for each other, so that a wait is worth a word from here on."""
 
-def open_device(
+
+def open_limit_s(run: RunSpec) -> float:
+    """How long a node of the run may take to open its device; where nodes measure one, they may do so in turn."""
+    return OPEN_S * (len(run.nodes) if run.device.measures else run.device.computes)
+
+
+async def open_device(
     task: Assignment,
     node: NodeSpec,
     *,
     step_done: StepDone,
     step_progress: StepProgress,
     failed: Callable[[Exception], None],
+    waiting: Callable[[str], None] = lambda _: None,
 ) -> Device:
     """The device of a node of the run, ready to use.
 
-    `failed` is told on the running loop what goes wrong with it later. Raises ConfigError for a device that is not
-    here or was not the one calibrated, CapacityError for memory that it does not have.
+    `failed` is told on the running loop what goes wrong with it later, `waiting` in a sentence what is waited for.
+    Raises ConfigError for a device that is not here or was not the one calibrated, CapacityError for memory that it
+    does not have, DeadlineError for one that another process measures for too long.
     """
     loop, run = asyncio.get_running_loop(), task.run
     if not run.device.computes:
         return VirtualDevice(loop, step_done, step_progress, node.name)
     open_backend, open_store, sharers = _numpy(task, node) if run.device.kind == "numpy" else _cuda(task, node)
 
-    def open_hardware() -> Hardware:
+    def open_hardware(stop: threading.Event) -> Hardware:
         backend = open_backend()
+
+        def told() -> None:
+            what = f"{node.name}: waits for {backend.description}, which another process measures"
+            loop.call_soon_threadsafe(waiting, f"{what}; for {limit_s:g} s at most")
+
+        limit_s = open_limit_s(run)
+        patience = Patience(limit_s, told, TELL_AFTER_S, stop)
         try:
-            return Hardware(backend, unit_times(backend, run.device.calibration, node.name), open_store(backend))
+            units = unit_times(backend, run.device.calibration, node.name, patience)
+            return Hardware(backend, units, open_store(backend))
         except BaseException:
             backend.close()
             raise
 
-    return ComputeDevice(
+    device = ComputeDevice(
         loop,
         open_hardware,
         step_done=step_done,
@@ -58,15 +78,17 @@ def open_device(
         alone=sharers == 1,
         name=node.name,
     )
+    await device.opened()
+    return device
 
 
-def unit_times(backend: Backend, calibration: CalibratedUnits | None, node: str) -> UnitTimes:
+def unit_times(backend: Backend, calibration: CalibratedUnits | None, node: str, patience: Patience) -> UnitTimes:
     """What units of work take on a device, which is warm then: as calibrated, else measured in half a second.
 
-    Raises ConfigError for a calibration of another device.
+    Raises ConfigError for a calibration of another device, DeadlineError when others measure it for too long.
     """
     if calibration is None:
-        with device_lock(backend.device_id, math.inf):
+        with device_lock(backend.device_id, patience, f"{node}: {backend.description}"):
             backend.warm_up()
             return measure_units(backend)
     calibration.check_kind(backend.name)
@@ -110,5 +132,6 @@ def _cuda(task: Assignment, node: NodeSpec) -> _Opening:
         expected_bytes=task.expected_kv_bytes,
         content=KvContent(run.seed),
         node=node.name,
+        scale_bytes=run.scale.bytes,
     )
     return partial(open_cuda, gpu, plan.memory_bytes, sharers), store, sharers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -51,16 +51,13 @@ class NodeProcess:
     """Carries out what the engine of one node decides; its KV crosses `nic`, if any crosses a network."""
 
     def __init__(self, task: Assignment, node: NodeSpec, nic: EmulatedNic | None) -> None:
-        self._run, self._node = task.run, node
+        self._task, self._run, self._node, self._nic = task, task.run, node, nic
         self._secret = task.secret
         self._scale_time = task.run.scale.time
         self._clock = ModelClock(self._scale_time)
         self._lag = LoopLag(asyncio.get_running_loop())
         self._control = PeerSocket(task.router_endpoint, node.name, task.router_public_key, insecure=task.insecure)
         self._scaling = Scaling(task.run.scale)
-        self._device = open_device(
-            task, node, step_done=self._step_done, step_progress=self._step_progress, failed=self._fail
-        )
         self._cpu = CpuTime()
         self._steps: list[StepRecord] = []
         self._memory: list[MemoryRecord] = []
@@ -68,10 +65,25 @@ class NodeProcess:
         self._metrics: NodeMetrics | None = None
         self._failure: Exception | None = None
         self._ended = asyncio.Event()
+
+    async def open(self, waiting: Callable[[str], None] = lambda _: None) -> None:
+        """Open the device and what depends on it, before anything else; `waiting` is told what that waits for.
+
+        Raises what `open_device` raises.
+        """
+        task, node = self._task, self._node
+        self._device = await open_device(
+            task,
+            node,
+            step_done=self._step_done,
+            step_progress=self._step_progress,
+            failed=self._fail,
+            waiting=waiting,
+        )
         self._kv = KvEnd(
             task,
             node,
-            nic,
+            self._nic,
             self._clock,
             arrived=self._kv_arrived,
             probed=self._probed,
@@ -80,7 +92,7 @@ class NodeProcess:
         )
         new_ticket = partial(secrets.randbits, 63)
         self._engine = Engine(
-            node, new_ticket=new_ticket, kv_endpoint=self._kv.endpoint, name_blocks=task.run.device.computes
+            node, new_ticket=new_ticket, kv_endpoint=self._kv.endpoint, name_blocks=self._run.device.computes
         )
 
     @property

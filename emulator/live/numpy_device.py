@@ -19,6 +19,7 @@ from emulator.core.calibration import Direction, Operands
 from emulator.core.effects import KvWrite
 from emulator.core.errors import CapacityError, PdemuError, RunError
 from emulator.core.kv_content import Bytes8, KvContent
+from emulator.core.quantities import Bytes
 from emulator.core.step_work import UnitTimes
 from emulator.live.processor import processor_id, processor_name
 
@@ -279,7 +280,7 @@ class NumpyKvStore:
     def _new_slab(self) -> Bytes8:
         if (len(self._slabs) + 1) * self._slab_bytes > self._limit_bytes:
             raise CapacityError(
-                f"{self._node}: its KV needs more than the {self._limit_bytes / 1e9:.3g} GB of memory granted to it; "
+                f"{self._node}: its KV needs more than the {Bytes(self._limit_bytes)} of memory granted to it; "
                 "set a higher scale.bytes, raise host_memory or memory of [device], or send fewer requests at a time"
             )
         return np.empty(self._slab_bytes, np.uint8)

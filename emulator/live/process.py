@@ -30,7 +30,7 @@ from emulator.live.nic import EmulatedNic
 from emulator.live.node import NodeProcess
 from emulator.live.reports import RunReport
 from emulator.live.router import RouterProcess
-from emulator.live.status import Assignment, Done, Failed, Ready, Status, Underway
+from emulator.live.status import Assignment, Done, Failed, Ready, Status, Underway, Waiting
 
 if TYPE_CHECKING:
     from emulator.live.metrics_server import MetricsServer
@@ -87,6 +87,7 @@ async def live(
             kept_bytes = 0 if task.run.device.computes else task.expected_kv_bytes  # else it is the device's memory
             warm_heap(max(kept_bytes, 2 * MAX_BYTES))
         node = NodeProcess(task, spec, nic)
+        await node.open(lambda what: tell(Waiting(what)))
         if metrics is not None:
             node.expose(metrics)
         await node.join(task.join_timeout_s)

@@ -58,6 +58,12 @@ class Ready(msgspec.Struct, frozen=True, tag_field="status", tag="ready"):
     metrics: str = ""
 
 
+class Waiting(msgspec.Struct, frozen=True, tag_field="status", tag="waiting"):
+    """The process is not ready yet; `what` says in a sentence who it is and what it waits for."""
+
+    what: str
+
+
 class Underway(msgspec.Struct, frozen=True, tag_field="status", tag="underway"):
     """A client's progress: model seconds, requests sent and ended."""
 
@@ -90,4 +96,7 @@ class Failed(msgspec.Struct, frozen=True, tag_field="status", tag="failed"):
     message: str
 
 
-Status = Ready | Underway | RecordEnded | Lost | Done | Failed
+Interim = Waiting | Underway
+"""What is told between the start and the end."""
+
+Status = Ready | Interim | RecordEnded | Lost | Done | Failed

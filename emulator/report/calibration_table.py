@@ -49,8 +49,8 @@ def _rates(found: Calibration) -> Table:
         table.add_row("small kernel, an iteration", "µs", *_figures(found.fill.iteration_us))
         table.add_row("small kernel, its launch", "µs", *_figures(found.fill.launch_us))
     if found.launch is not None:
-        table.add_row("launch, back to back", "µs", *_figures(found.launch.device_us))
-        table.add_row("launch, the call", "µs", *_figures(found.launch.call_us))
+        table.add_row("launch after launch, host and GPU", "µs", *_figures(found.launch.device_us))
+        table.add_row("launch, the host's call", "µs", *_figures(found.launch.call_us))
     return table
 
 

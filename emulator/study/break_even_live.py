@@ -18,7 +18,7 @@ from emulator.core.specs import Topology
 from emulator.core.trace import Trace
 from emulator.lab import experiment as lab
 from emulator.lab.scale import apply_scale
-from emulator.live.status import Underway
+from emulator.live.status import Interim
 from emulator.study import variants
 from emulator.study.break_even import Found, half_and_twice
 
@@ -26,8 +26,8 @@ from emulator.study.break_even import Found, half_and_twice
 class Display(Protocol):
     """Told how the runs of an experiment get on."""
 
-    def progress(self, run: RunSpec, status: Underway) -> None:
-        """A run is under way."""
+    def progress(self, run: RunSpec, status: Interim) -> None:
+        """A run is under way, or waits for something."""
 
     def result(self, run: RunSpec, result: RunResult) -> None:
         """A run has ended."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -10,9 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from emulator.cli import calibrate as cli
 from emulator.lab.calibration_files import read_calibration
 from emulator.live.device_lock import LOCKS_ENV
 from tests.in_process import Pdemu
+from tests.lab.test_calibrate import measured
 from tests.live.lab import eventually
 
 
@@ -31,6 +34,48 @@ from tests.live.lab import eventually
 )
 def test_what_cannot_be_measured_is_refused_at_once(options: list[str], expected: list[str], pdemu: Pdemu) -> None:
     pdemu("calibrate", *options).check_refusal(expected)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="FIFOs")
+def test_what_is_no_regular_file_is_refused_before_measuring_and_left_as_it_is(tmp_path: Path, pdemu: Pdemu) -> None:
+    fifo, link = tmp_path / "fifo", tmp_path / "link"
+    os.mkfifo(fifo)
+    link.symlink_to(fifo)
+    for path in (fifo, link, tmp_path):
+        pdemu("calibrate", "--device", "numpy", "--out", path).check_refusal([f"--out {path}", "not a regular file"])
+    assert fifo.is_fifo()
+    assert link.is_symlink()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_where_no_file_can_be_made_that_is_said_before_measuring(pdemu: Pdemu) -> None:
+    pdemu("calibrate", "--device", "numpy", "--out", "/proc/c.toml").check_refusal(["--out /proc/c.toml", "cannot be"])
+
+
+def test_a_file_that_cannot_be_written_after_all_costs_no_figures(
+    tmp_path: Path, pdemu: Pdemu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device", "c.toml")
+
+    monkeypatch.setattr(cli, "calibrate", lambda *_: measured()[0])
+    monkeypatch.setattr(cli, "write_calibration", full)
+    ended = pdemu("calibrate", "--device", "numpy", "--out", tmp_path / "c.toml")
+    assert ended.code == 1
+    assert "Interference" in ended.out
+    assert "No space left on device" in ended.err.splitlines()[-1]
+
+
+def test_a_link_is_written_through(tmp_path: Path, pdemu: Pdemu, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, link = tmp_path / "kept" / "file.toml", tmp_path / "link.toml"
+    file.parent.mkdir()
+    link.symlink_to(file)
+    found, _ = measured()
+    monkeypatch.setattr(cli, "calibrate", lambda *_: found)
+    assert pdemu("calibrate", "--device", "numpy", "--out", link).code == 0
+    assert link.is_symlink()
+    assert read_calibration(file) == found
+    assert [path.name for path in file.parent.iterdir()] == ["file.toml"]
 
 
 @pytest.mark.live

@@ -9,18 +9,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import pytest
 
-from emulator.core.calibration import ACTIVITIES, Calibration, fit_norm, parse, to_toml
+from emulator.core.calibration import ACTIVITIES, Calibration, Spread, fit_norm, gemm_flops, parse, to_toml
 from emulator.core.device_use import device_digest
 from emulator.core.errors import ConfigError, DeadlineError, RunError
-from emulator.core.step_work import UnitTimes
+from emulator.core.step_work import UnitTimes, plan_work
 from emulator.lab.calibrate import calibrate, measure
 from emulator.lab.calibration_files import read_calibration, write_calibration
 from emulator.lab.measured_device import measured_device
 from emulator.lab.measuring import Bench, Plan, Work, quick_plan
 from emulator.lab.rivals import Rival, rival
-from emulator.live.device_lock import LOCKS_ENV, device_lock
+from emulator.live.device_lock import LOCKS_ENV, Patience, device_lock
 from emulator.live.numpy_device import description
 from emulator.live.processor import processor_id
 from tests.fake_device import FakeBackend, FakeClock, Speeds, fake_rivals
@@ -77,6 +78,35 @@ def test_interference_has_every_ordered_pair_under_every_sharing() -> None:
             assert cells["one stream", activity, beside] == pytest.approx(2.0, rel=0.2)
             assert cells["two streams", activity, beside] == pytest.approx(1.5, rel=1e-3)
             assert cells["two processes", activity, beside] == pytest.approx(2.0, rel=1e-3)
+
+
+def test_what_opening_took_is_within_the_limit() -> None:
+    clock = FakeClock()
+    backend = FakeBackend(clock)
+    bench = Bench(backend, Plan(60.0, most=1000), clock.clock(), lambda _: None)
+    began_s = bench.clock.now_s() - 20.0
+    found = measure(bench, "fake", fake_rivals(backend, thread=1.5, process=2.0), lambda _: None, began_s)
+    assert found.took_s == pytest.approx(bench.clock.now_s() - began_s, abs=1e-3)
+    assert 20.0 < found.took_s <= 60.0
+
+
+def test_the_fastest_gemm_is_one_that_steps_use() -> None:
+    """The longest is the fastest, but keeps others waiting for longer than 200 µs."""
+    found, _ = measured()
+
+    def rates(longest: float) -> Calibration:
+        gemms = tuple(
+            msgspec.structs.replace(gemm, tflops=Spread.of([longest if gemm.k == 4096 else 600.0]))
+            for gemm in found.gemms
+        )
+        return msgspec.structs.replace(found, gemms=gemms)
+
+    flops = gemm_flops(found.mn, found.mn, 4096)
+    slow, fast = rates(flops / 201e-6 / 1e12), rates(flops / 199e-6 / 1e12)
+    assert slow.gemm_tflops("low-toggle") == slow.gemm_tflops("random") == 600.0
+    assert fast.gemm_tflops("low-toggle") == pytest.approx(flops / 199e-6 / 1e12, rel=1e-5)
+    assert 4096 in dict(plan_work(1.0, 0.0, fast.unit_times()).gemms)
+    assert 4096 not in dict(plan_work(1.0, 0.0, slow.unit_times()).gemms)
 
 
 def test_parts_that_do_not_slow_each_other_are_joined_by_the_largest_norm() -> None:
@@ -235,22 +265,25 @@ def test_numpy_is_calibrated_and_every_pair_is_there_or_said_to_be_missing(
 
 def test_whoever_holds_the_device_is_waited_for_in_one_line_and_not_for_ever() -> None:
     told: list[str] = []
-    with device_lock("test:held", 1.0):
-        expected = "test:held is being calibrated by another process, for more than"
-        with pytest.raises(DeadlineError, match=expected), device_lock("test:held", 0.2, lambda: told.append("waits")):
+    with device_lock("test:held", Patience(1.0)):
+        expected = "test:held is being measured by another process, for more than"
+        with (
+            pytest.raises(DeadlineError, match=expected),
+            device_lock("test:held", Patience(0.2, lambda: told.append("waits"))),
+        ):
             raise AssertionError("two have the device")
         assert told == ["waits"]
-        with device_lock("test:other", 0.0):
+        with device_lock("test:other", Patience(0.0)):
             pass
-    with device_lock("test:held", 0.0, lambda: told.append("waits")):
+    with device_lock("test:held", Patience(0.0, lambda: told.append("waits"))):
         assert told == ["waits"]
 
 
 def test_a_folder_that_cannot_hold_the_lock_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(LOCKS_ENV, str(tmp_path / "none"))
     expected = r"cannot be locked in .*none \(No such file or directory\); name a folder by PDEMU_LOCKS"
-    with pytest.raises(ConfigError, match=expected), device_lock("test:held", 0.0):
+    with pytest.raises(ConfigError, match=expected), device_lock("test:held", Patience(0.0)):
         raise AssertionError("locked nowhere")
     monkeypatch.setenv(LOCKS_ENV, str(tmp_path))
-    with device_lock("test:held", 0.0):
+    with device_lock("test:held", Patience(0.0)):
         assert len(list(tmp_path.iterdir())) == 1

@@ -21,7 +21,7 @@ from emulator.lab.catalog_files import load_catalog
 from emulator.lab.launch import LiveResult
 from emulator.lab.topology_files import load_topology
 from emulator.live.reports import KvReport, NodeReport, RouterReport, RunReport
-from emulator.live.status import Underway
+from emulator.live.status import Interim
 from emulator.simulate import simulate
 from tests.lab.test_calibrate import measured
 from tests.live.lab import SMALL
@@ -74,7 +74,7 @@ def _compared(
     prepared = lab.prepare(topology, load_catalog(), {}, out=folder)
 
     def launcher(
-        experiment: lab.Experiment, run: RunSpec, expected: int, logs: Path, on_progress: Callable[[Underway], None]
+        experiment: lab.Experiment, run: RunSpec, expected: int, logs: Path, on_progress: Callable[[Interim], None]
     ) -> Computed:
         return Computed(run, devices, stretched)
 

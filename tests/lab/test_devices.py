@@ -13,11 +13,12 @@ import msgspec
 import pytest
 
 from emulator.core.calibration import Calibration, ReadRate, Spread
-from emulator.core.device_spec import DeviceName, DeviceSpec
+from emulator.core.device_spec import DeviceName, DevicePlan, DeviceSpec
 from emulator.core.errors import ConfigError
 from emulator.lab.calibration_files import write_calibration
-from emulator.lab.devices import check_device, gpu_name, load_calibration
+from emulator.lab.devices import check_device, gpu_name, load_calibration, sharing_remarks
 from emulator.live import numpy_device
+from tests.builders import load_plan, node_spec, run_spec
 from tests.lab.test_calibrate import measured
 
 CUDA = DeviceSpec(kind="cuda")
@@ -62,6 +63,29 @@ def _problem(device: DeviceSpec = CUDA, launcher: str = "local") -> str:
     assert text.startswith("device cuda: ")
     assert text.endswith(", or use --device virtual")
     return text
+
+
+@pytest.mark.parametrize(
+    ("plan", "launcher", "expected"),
+    [
+        (DevicePlan(), "local", []),
+        (DevicePlan(kind="numpy"), "compose", ["decode-0, decode-1 and decode-2 will compute on one CPU"]),
+        (DevicePlan(kind="numpy", allow_shared_gpu=True), "local", []),
+        (DevicePlan(kind="cuda"), "local", ["decode-0 and decode-2 will compute on one GPU 0"]),
+        (DevicePlan(kind="cuda"), "compose", []),
+        (DevicePlan(kind="cuda", gpus=(3, 3, 1)), "compose", ["decode-0 and decode-1 will compute on one GPU 3"]),
+    ],
+)
+def test_what_nodes_will_share_is_known_before_the_run(
+    plan: DevicePlan, launcher: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _with(monkeypatch, Driver(2))
+    nodes = [node_spec(f"decode-{n}", role="decode") for n in range(3)]
+    run = msgspec.structs.replace(run_spec(nodes, load_plan()), device=plan)
+    told = sharing_remarks([run, run], launcher)
+    assert [line.partition(":")[0] for line in told] == [run.deployment] * len(expected)
+    assert [line.partition(": ")[2].partition(":")[0] for line in told] == expected
+    assert all(line.endswith("no verdict is made of it without --allow-shared-gpu") for line in told)
 
 
 @pytest.mark.parametrize("launcher", ["local", "netns", "compose", "members"])

@@ -11,7 +11,7 @@ from emulator.core.device_spec import DevicePlan
 from emulator.core.errors import CapacityError
 from emulator.core.run_spec import NodeSpec, RunSpec
 from emulator.core.specs import Scale
-from emulator.lab.experiment import RETAINED_MARGIN, foresee_kv_bytes
+from emulator.lab.kept_kv import RETAINED_MARGIN, foresee_kv_bytes
 from tests.builders import load_plan, node_spec, pair, request, run_spec
 
 NUMPY = DevicePlan(kind="numpy")
@@ -48,6 +48,23 @@ def test_what_does_not_fit_is_refused_with_what_would_help(plan: DevicePlan, gra
     """Two nodes of 2.02 MB each."""
     with pytest.raises(CapacityError, match=rf"scale.bytes = \d+, or raise {raised}$"):
         foresee_kv_bytes(a_run(plan, pair()), granted)
+
+
+@pytest.mark.parametrize("shrink", [1.0, 3.7])
+@pytest.mark.parametrize("granted", [1_000_000, 100_000, 999, 300])
+def test_the_scale_that_is_suggested_suffices_and_none_below_does(granted: int, shrink: float) -> None:
+    with pytest.raises(CapacityError, match=r"[kM]B of KV would be") as refused:
+        foresee_kv_bytes(a_run(NUMPY, pair(), shrink=shrink), granted)
+    scale = int(str(refused.value).partition("scale.bytes = ")[2].partition(",")[0])
+    assert foresee_kv_bytes(a_run(NUMPY, pair(), shrink=scale), granted) * 2 <= granted
+    with pytest.raises(CapacityError):
+        foresee_kv_bytes(a_run(NUMPY, pair(), shrink=scale - 1), granted)
+
+
+def test_where_no_scale_suffices_none_is_suggested() -> None:
+    """A block has a byte at least."""
+    with pytest.raises(CapacityError, match=r"250B are granted; send fewer requests at a time, or raise host_memory$"):
+        foresee_kv_bytes(a_run(NUMPY, pair()), 250)
 
 
 def test_host_memory_is_nothing_to_a_gpu() -> None:

@@ -39,25 +39,29 @@ class Opened(NamedTuple):
 
 
 @contextlib.contextmanager
-def opened(kind: str) -> Iterator[Opened]:
-    """A device of this kind, closed at the end."""
-    content = KvContent(SEED)
+def opened(kind: str) -> Iterator[MeasuredBackend]:
+    """A device of this kind, warm, and closed at the end."""
     backend = measured_device("cuda" if kind == "cuda" else "numpy", None).open()
     try:
         backend.warm_up()
-        store: KvStore
-        if isinstance(backend, NumpyBackend):
-            store = NumpyKvStore(
-                backend, BLOCK_BYTES, EXPECTED_BYTES, limit_bytes=64 << 20, content=content, node="test-0"
-            )
-        else:
-            assert isinstance(backend, CudaBackend)
-            store = CudaKvStore(backend, BLOCK_BYTES, EXPECTED_BYTES, content=content, node="test-0")
-        try:
-            yield Opened(backend, store, content)
-        finally:
-            store.close()
-            store.close()  # nothing happens
+        yield backend
     finally:
         backend.close()
-        backend.close()
+        backend.close()  # nothing happens
+
+
+@contextlib.contextmanager
+def with_store(backend: MeasuredBackend) -> Iterator[Opened]:
+    """The device with a store, which is closed at the end."""
+    content = KvContent(SEED)
+    store: KvStore
+    if isinstance(backend, NumpyBackend):
+        store = NumpyKvStore(backend, BLOCK_BYTES, EXPECTED_BYTES, limit_bytes=64 << 20, content=content, node="test-0")
+    else:
+        assert isinstance(backend, CudaBackend)
+        store = CudaKvStore(backend, BLOCK_BYTES, EXPECTED_BYTES, content=content, node="test-0")
+    try:
+        yield Opened(backend, store, content)
+    finally:
+        store.close()
+        store.close()  # nothing happens

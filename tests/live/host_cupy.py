@@ -73,7 +73,7 @@ class Memory:
 
     def __init__(self, gpu: HostCupy, nbytes: int) -> None:
         rounded = -(-nbytes // 512) * 512
-        if gpu.used_bytes + rounded > min(gpu.limit_bytes or gpu.total_bytes, gpu.total_bytes):
+        if gpu.used_bytes + gpu.cached_bytes + rounded > min(gpu.limit_bytes or gpu.total_bytes, gpu.total_bytes):
             raise OutOfMemoryError
         self._bytes = np.empty(rounded + 512, np.uint8)
         self.ptr = -(-self._bytes.ctypes.data // 512) * 512
@@ -91,7 +91,7 @@ class HostCupy:
 
     def __init__(self, kernels: dict[str, Launcher], total_bytes: int) -> None:
         self.total_bytes = total_bytes
-        self.limit_bytes = self.used_bytes = 0
+        self.limit_bytes = self.used_bytes = self.cached_bytes = 0
         self.clock_s = 0.0
         self.failing = ""
         self.launched: list[tuple[str, int]] = []
@@ -105,7 +105,7 @@ class HostCupy:
             cudaDevAttrMaxThreadsPerMultiProcessor=2,
             cudaDevAttrL2CacheSize=3,
             deviceGetAttribute=lambda attribute, gpu: (0, MULTIPROCESSORS, THREADS, CACHE_BYTES)[attribute],
-            memGetInfo=lambda: (self.total_bytes - self.used_bytes, self.total_bytes),
+            memGetInfo=lambda: (self.total_bytes - self.used_bytes - self.cached_bytes, self.total_bytes),
             hostAllocPortable=1,
             memcpyDefault=4,
             memcpyAsync=self._memcpy,
@@ -115,7 +115,8 @@ class HostCupy:
             set_limit=lambda size: setattr(self, "limit_bytes", size),
             malloc=self._malloc,
             used_bytes=lambda: self.used_bytes,
-            free_all_blocks=lambda: None,
+            free_bytes=lambda: self.cached_bytes,
+            free_all_blocks=lambda: setattr(self, "cached_bytes", 0),
         )
         self.cuda = SimpleNamespace(
             runtime=self.runtime,
@@ -139,8 +140,10 @@ class HostCupy:
         )
 
     def give_back(self, nbytes: int) -> None:
+        """Memory that is freed stays the pool's, as in CuPy, until that frees its blocks."""
         with self._lock:
             self.used_bytes -= nbytes
+            self.cached_bytes += nbytes
 
     def ndarray(self, shape: tuple[int, ...], dtype: Any, memory: Memory) -> Any:
         """An array that can be multiplied, at the GPU's speed, without a result."""

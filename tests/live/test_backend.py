@@ -10,7 +10,7 @@ import pytest
 
 from emulator.core.calibration import Direction, Operands
 from emulator.core.effects import KvWrite
-from tests.live.backends import BLOCK_BYTES, KINDS, Opened, opened
+from tests.live.backends import BLOCK_BYTES, KINDS, Opened, opened, with_store
 
 SCATTERED = (5, 2, 3, 11, 0)
 NBYTES = 4 * BLOCK_BYTES + 1000
@@ -18,8 +18,12 @@ NBYTES = 4 * BLOCK_BYTES + 1000
 
 @pytest.fixture(params=KINDS)
 def device(request: pytest.FixtureRequest) -> Iterator[Opened]:
-    with opened(request.param) as found:
-        yield found
+    if request.param == "cuda":
+        with with_store(request.getfixturevalue("gpu")) as found:
+            yield found
+    else:
+        with opened(request.param) as backend, with_store(backend) as found:
+            yield found
 
 
 def write(device: Opened, request_id: str, blocks: tuple[int, ...], start: int = 0, stop: int = NBYTES) -> None:
@@ -121,6 +125,6 @@ def test_every_kind_of_work_takes_time_and_as_many_times_are_told_as_asked_for(d
 
 def test_a_device_is_the_same_for_all_who_open_it(device: Opened) -> None:
     with opened(device.backend.name) as again:
-        assert again.backend.device_id == device.backend.device_id
-        assert again.backend.description == device.backend.description
+        assert again.device_id == device.backend.device_id
+        assert again.description == device.backend.description
         assert device.backend.driver

@@ -36,7 +36,7 @@ class Rig:
         self.over = asyncio.Event()
         self.device = ComputeDevice(
             asyncio.get_running_loop(),
-            lambda: Hardware(self.backend, UNITS, self.store),
+            lambda _: Hardware(self.backend, UNITS, self.store),
             step_done=self._done,
             step_progress=lambda passes: self.told.append((f"passed {passes}", self.backend.now_s)),
             failed=self._failed,
@@ -90,6 +90,7 @@ def on_rig(
     async def live() -> Rig:
         rig = Rig(alone=alone, scale=scale)
         in_fake_time(patch, rig.backend)
+        await rig.device.opened()
         try:
             before(rig)
             for step in steps:
@@ -226,6 +227,7 @@ def test_a_copy_that_lasts_longer_than_the_step_counts_too(monkeypatch: pytest.M
 
     async def live() -> tuple[bool, bool]:
         rig = Rig()
+        await rig.device.opened()
         rig.device.store._store = SlowStore(rig.backend)
         in_fake_time(monkeypatch, rig.backend)
         copier = asyncio.create_task(asyncio.to_thread(rig.device.store.gather, (0,), 0, 1))
@@ -244,6 +246,7 @@ def test_a_copy_that_lasts_longer_than_the_step_counts_too(monkeypatch: pytest.M
 def test_closing_within_a_step_tells_nothing_and_frees_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     async def live() -> Rig:
         rig = Rig()
+        await rig.device.opened()
         in_fake_time(monkeypatch, rig.backend)
         waits, closing = threading.Event(), threading.Event()
 
@@ -293,21 +296,49 @@ def test_a_failure_in_the_thread_is_told_in_one_line(
     assert rig.told == []
 
 
+def opening(open_hardware: Callable[[threading.Event], Hardware]) -> ComputeDevice:
+    return ComputeDevice(
+        asyncio.get_running_loop(),
+        open_hardware,
+        step_done=lambda *_: None,
+        step_progress=lambda _: None,
+        failed=lambda _: None,
+        scaling=Scaling(Scale()),
+        alone=True,
+        name="node-0",
+    )
+
+
 def test_a_device_that_cannot_be_opened_says_so_at_once() -> None:
-    def absent() -> Hardware:
+    def absent(_: threading.Event) -> Hardware:
         raise ConfigError("no such device")
 
     async def live() -> None:
-        ComputeDevice(
-            asyncio.get_running_loop(),
-            absent,
-            step_done=lambda *_: None,
-            step_progress=lambda _: None,
-            failed=lambda _: None,
-            scaling=Scaling(Scale()),
-            alone=True,
-            name="node-0",
-        )
+        await opening(absent).opened()
 
     with pytest.raises(ConfigError, match="no such device"):
         asyncio.run(live())
+
+
+def test_the_loop_goes_on_while_a_device_is_opened_and_whoever_cancels_that_ends_it() -> None:
+    backend = FakeBackend()
+    store = FakeStore(backend)
+
+    def late(stop: threading.Event) -> Hardware:
+        assert stop.wait(DEADLINE_S), "it is not stopped"
+        return Hardware(backend, UNITS, store)
+
+    async def live() -> ComputeDevice:
+        device = opening(late)
+        opened = asyncio.create_task(device.opened())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not opened.done()
+        opened.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opened
+        return device
+
+    device = asyncio.run(live())
+    assert not device._thread.is_alive()
+    assert backend.closed == store.closed == 1

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +25,32 @@ def test_without_cupy_one_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatc
     assert "pip install 'pd-emulator[cuda12]'" in str(told.value)
     assert str(told.value).endswith("or use --device virtual")
     assert "\n" not in str(told.value)
+
+
+def test_without_a_home_cupy_compiles_into_a_passing_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.setenv("CUPY_CACHE_DIR", "")  # put back afterwards
+    monkeypatch.delenv("CUPY_CACHE_DIR")
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(ConfigError, match="CuPy"):
+        open_cuda(0, None)
+    assert Path(os.environ["CUPY_CACHE_DIR"]).is_dir()
+
+
+@pytest.mark.parametrize("told", [None, "FASTEST_FIRST"])
+def test_gpus_are_numbered_as_nvidia_smi_does_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, told: str | None
+) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", told or "")
+    if told is None:
+        monkeypatch.delenv("CUDA_DEVICE_ORDER")
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(ConfigError):
+        open_cuda(0, None)
+    assert os.environ["CUDA_DEVICE_ORDER"] == (told or "PCI_BUS_ID")
 
 
 @pytest.mark.nvrtc

@@ -10,10 +10,14 @@ import pytest
 
 from emulator.core.effects import KvWrite
 from emulator.core.errors import CapacityError
+from emulator.core.pacing import MAX_FRAME_BYTES
+from emulator.core.scaling import Scaling
+from emulator.core.specs import Scale
 from emulator.live import cuda_kv
-from emulator.live.cuda import CudaBackend, CudaKvStore, open_cuda
+from emulator.live.cuda import CudaBackend, CudaKvStore
 from emulator.live.cuda_gpu import MAX_RUNS
-from tests.live.host_cupy import HostCupy, open_host
+from emulator.live.kv_frames import FRAMES_PER_MESSAGE
+from tests.live.host_cupy import TOTAL_BYTES, HostCupy, Launcher, open_host
 
 MIB = 1 << 20
 
@@ -35,7 +39,9 @@ class _Content:
 CONTENT = _Content()
 
 
-def _store(backend: CudaBackend, block_bytes: int, expected_bytes: int = MIB) -> CudaKvStore:
+def _store(backend: CudaBackend, block_bytes: int, expected_bytes: int | None = None) -> CudaKvStore:
+    if expected_bytes is None:
+        expected_bytes = min(MIB, 100 * block_bytes)
     return CudaKvStore(backend, block_bytes, expected_bytes, content=CONTENT, node="prefill-0")
 
 
@@ -138,10 +144,46 @@ def test_memory_is_taken_as_blocks_are_used(host: HostCupy, monkeypatch: pytest.
 def test_kv_beyond_the_memory_is_told_with_node_and_remedy(host: HostCupy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_kv, "SLAB_BYTES", 2 * MIB)
     backend = open_host(host, 130 * MIB)
-    store = _store(backend, MIB, expected_bytes=1 << 40)
-    told = r"^prefill-0: KV blocks: 2.097MB are wanted, but .* of the 136.3MB granted are taken, .*scale\.bytes"
+    store = _store(backend, MIB, expected_bytes=8 * MIB)
+    told = r"^prefill-0: KV blocks: 1.049MB are wanted, but .* of the 136.3MB granted are taken, .*scale\.bytes"
     with pytest.raises(CapacityError, match=told):
         store.write(KvWrite("r", 0, 64 * MIB, tuple(range(64))), 0, 64 * MIB)
+
+
+@pytest.mark.parametrize("scale_bytes", [1.0, 7.5])
+def test_expected_kv_beyond_the_memory_is_refused_at_once_with_a_scale_that_suffices(
+    kernels: dict[str, Launcher], scale_bytes: float
+) -> None:
+    model_block_bytes, blocks = 3_000_017, 400
+
+    def store(scale: float) -> CudaKvStore:
+        block_bytes = Scaling(Scale(bytes=scale)).wire_block_bytes(model_block_bytes)
+        backend = open_host(HostCupy(kernels, TOTAL_BYTES))
+        return CudaKvStore(
+            backend, block_bytes, blocks * block_bytes, content=CONTENT, node="prefill-0", scale_bytes=scale
+        )
+
+    with pytest.raises(CapacityError, match=r"^prefill-0: .*B of KV are expected, but only .*B of Host GPU") as told:
+        store(scale_bytes)
+    suggested = int(str(told.value).partition("scale.bytes = ")[2].partition(",")[0])
+    store(suggested).close()
+    with pytest.raises(CapacityError):
+        store(suggested * 0.95)
+
+
+def test_where_no_scale_suffices_none_is_suggested(host: HostCupy) -> None:
+    with pytest.raises(CapacityError, match=r"of Host GPU .* are left for it; raise the memory of \[device\]"):
+        _store(open_host(host), 4096, expected_bytes=1 << 40)
+
+
+def test_what_a_transfer_is_staged_in_is_there_before_it_comes(host: HostCupy) -> None:
+    nbytes = FRAMES_PER_MESSAGE * MAX_FRAME_BYTES
+    store = _store(open_host(host), 1000, expected_bytes=2 * nbytes)
+    before = host.used_bytes
+    blocks = tuple(range(-(-nbytes // 1000)))
+    store.scatter(blocks, 0, [bytes(MAX_FRAME_BYTES)] * FRAMES_PER_MESSAGE)
+    store.gather(blocks, 0, nbytes)
+    assert host.used_bytes == before
 
 
 def test_sender_and_receiver_are_threads_of_their_own(host: HostCupy) -> None:
@@ -182,12 +224,10 @@ def test_closing_gives_all_memory_back(host: HostCupy) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("block_bytes", SIZES)
-def test_a_gpu_keeps_kv_byte_for_byte(block_bytes: int) -> None:
-    backend = open_cuda(0, 4 << 30)
+def test_a_gpu_keeps_kv_byte_for_byte(gpu: CudaBackend, block_bytes: int) -> None:
+    store = _store(gpu, block_bytes)
     try:
-        store = _store(backend, block_bytes)
         check_computed(store)
         check_received(store)
-        store.close()
     finally:
-        backend.close()
+        store.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,10 +18,12 @@ from emulator.core.run_spec import RunSpec
 from emulator.core.step_work import UnitTimes
 from emulator.live import devices
 from emulator.live.device import Device, VirtualDevice
-from emulator.live.device_lock import device_lock
-from emulator.live.devices import gpu_of, open_device, unit_times
-from emulator.live.numpy_device import NumpyBackend, NumpyKvStore
+from emulator.live.device_lock import LOCKS_ENV, Patience, device_lock
+from emulator.live.devices import gpu_of, open_device, open_limit_s, unit_times
+from emulator.live.numpy_device import NumpyBackend, NumpyKvStore, description
+from emulator.live.processor import processor_id
 from emulator.live.status import Assignment
+from emulator.live.unit_times import measure_units
 from tests.builders import load_plan, node_spec, pair, run_spec
 from tests.live.fake_backend import UNITS, FakeBackend
 
@@ -29,10 +32,11 @@ def a_run(plan: DevicePlan, nodes: Any = None) -> RunSpec:
     return msgspec.structs.replace(run_spec(nodes or pair(), load_plan()), device=plan)
 
 
-async def opened(run: RunSpec, **changes: Any) -> Device:
+async def opened(run: RunSpec, waiting: Callable[[str], None] | None = None, **changes: Any) -> Device:
     task = Assignment(kind="node", name=run.nodes[0].name, run=run, secret="", **changes)
     ignore = lambda *_: None  # noqa: E731 - of any signature
-    return open_device(task, run.nodes[0], step_done=ignore, step_progress=ignore, failed=ignore)
+    told = {"step_done": ignore, "step_progress": ignore, "failed": ignore} | {"waiting": waiting or ignore}
+    return await open_device(task, run.nodes[0], **told)
 
 
 @pytest.fixture(autouse=True)
@@ -123,7 +127,10 @@ def test_nodes_take_gpus_in_turn_and_begin_anew() -> None:
     assert [gpu_of(run, node.name, tuple(range(8))) for node in run.nodes] == [0, 1, 2, 3, 4]
 
 
-def test_a_device_without_calibration_is_warm_and_measured_while_nobody_else_measures() -> None:
+def test_a_device_without_calibration_is_warm_and_measured_while_nobody_else_measures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(devices, "measure_units", measure_units)
     held: list[bool] = []
 
     class Watched(FakeBackend):
@@ -136,16 +143,56 @@ def test_a_device_without_calibration_is_warm_and_measured_while_nobody_else_mea
             return super().time_s(enqueue, repeats)
 
     backend = Watched()
-    units = unit_times(backend, None, "prefill-0")
+    units = unit_times(backend, None, "prefill-0", Patience(60.0))
     assert all(held)
     assert len(held) > 2
     assert not _is_locked(backend.device_id)
     assert units.read_bytes_per_s == pytest.approx(UNITS.read_bytes_per_s)
 
 
+def test_a_node_says_what_it_waits_for_and_goes_on_when_that_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LOCKS_ENV, str(tmp_path))
+    monkeypatch.setattr(devices, "TELL_AFTER_S", 0.0)
+    told: list[str] = []
+
+    async def live() -> None:
+        said = asyncio.Event()
+
+        def waiting(what: str) -> None:
+            told.append(what)
+            said.set()
+
+        with device_lock(processor_id(), Patience(60.0)):
+            opening = asyncio.create_task(opened(a_run(DevicePlan(kind="numpy")), waiting, host_memory_bytes=9_000_000))
+            await asyncio.wait_for(said.wait(), 60.0)
+            assert not opening.done()
+        (await opening).close()
+
+    asyncio.run(live())
+    assert told == [f"prefill-0: waits for {description()}, which another process measures; for 60 s at most"]
+
+
+def test_a_node_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LOCKS_ENV, str(tmp_path))
+    monkeypatch.setattr(devices, "OPEN_S", 0.05)
+    run = a_run(DevicePlan(kind="numpy"))
+    expected = r"^prefill-0: .* is being measured by another process, for more than 0\.1 s; try again"
+    with device_lock(processor_id(), Patience(60.0)), pytest.raises(DeadlineError, match=expected):
+        asyncio.run(opened(run, host_memory_bytes=9_000_000))
+
+
+@pytest.mark.parametrize(("plan", "times"), [("measures", 2), ("calibrated", 1), ("virtual", 0)])
+def test_opening_may_take_as_long_as_nodes_that_measure_in_turn(plan: str, times: int) -> None:
+    calibration = CALIBRATED if plan == "calibrated" else None
+    device = DevicePlan() if plan == "virtual" else DevicePlan(kind="cuda", calibration=calibration)
+    assert open_limit_s(a_run(device)) == times * devices.OPEN_S
+
+
 def _is_locked(device_id: str) -> bool:
     try:
-        with device_lock(device_id, 0.0):
+        with device_lock(device_id, Patience(0.0)):
             return False
     except DeadlineError:
         return True
@@ -158,8 +205,8 @@ CALIBRATED = CalibratedUnits(
 
 def test_a_calibrated_device_is_planned_by_its_figures_and_never_measured() -> None:
     backend = FakeBackend()
-    with device_lock(backend.device_id, 60.0):
-        assert unit_times(backend, CALIBRATED, "prefill-0") is UNITS
+    with device_lock(backend.device_id, Patience(60.0)):
+        assert unit_times(backend, CALIBRATED, "prefill-0", Patience(0.0)) is UNITS
     assert backend.calls == [("warm_up", UNITS)]
 
 
@@ -174,5 +221,5 @@ def test_a_calibrated_device_is_planned_by_its_figures_and_never_measured() -> N
 def test_a_calibration_of_another_device_is_refused_before_any_work(changes: dict[str, Any], expected: str) -> None:
     backend = FakeBackend()
     with pytest.raises(ConfigError, match=expected):
-        unit_times(backend, msgspec.structs.replace(CALIBRATED, **changes), "prefill-0")
+        unit_times(backend, msgspec.structs.replace(CALIBRATED, **changes), "prefill-0", Patience(0.0))
     assert backend.calls == []

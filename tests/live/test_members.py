@@ -13,6 +13,8 @@ import msgspec
 import pytest
 
 from emulator.core.records import read_records
+from emulator.live.device_lock import LOCKS_ENV, Patience, device_lock
+from emulator.live.processor import processor_id
 from tests.live.lab import PDEMU, SMALL, pdemu
 
 pytestmark = pytest.mark.live
@@ -66,6 +68,26 @@ def test_members_started_one_by_one_make_the_run_of_a_launcher(tmp_path: Path, k
         for member in members:
             member.kill()
             member.communicate(timeout=20)
+
+
+def test_a_node_that_waits_for_its_device_says_so_and_ends_when_told_to(tmp_path: Path) -> None:
+    """Nobody measures here, but somebody holds the lock; there is no router either."""
+    locks = {"PDEMU_LOCKS": str(tmp_path), "PDEMU_DEVICE": "numpy"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(LOCKS_ENV, str(tmp_path))
+        with device_lock(processor_id(), Patience(60.0)):
+            node = _start(locks, "node", "--name", "prefill-0", "--kv-address", "localhost")
+            try:
+                assert node.stderr is not None
+                line = node.stderr.readline()
+                assert line.startswith("prefill-0: waits for ")
+                assert "which another process measures" in line
+                node.send_signal(signal.SIGTERM)
+                assert node.wait(timeout=60) == 130
+                assert node.stderr.read() == "pdemu: interrupted\n"
+            finally:
+                node.kill()
+                node.communicate(timeout=20)
 
 
 def test_members_serve_metrics_where_they_are_told_to(tmp_path: Path) -> None:

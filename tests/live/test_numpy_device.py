@@ -15,7 +15,7 @@ import pytest
 from emulator.core.effects import KvWrite
 from emulator.core.errors import CapacityError, RunError
 from emulator.core.kv_content import PATTERN_BYTES, KvContent
-from emulator.live.device_lock import device_lock
+from emulator.live.device_lock import Patience, device_lock
 from emulator.live.numpy_device import GEMM_KS, NumpyBackend, NumpyKvStore
 from emulator.live.processor import processor_id, processor_name
 from emulator.live.unit_times import measure_units
@@ -112,7 +112,7 @@ def test_a_close_forgets_what_is_enqueued_and_leaves_nobody_waiting() -> None:
 
 @pytest.mark.alone
 def test_units_are_measured_and_plausible(backend: NumpyBackend) -> None:
-    with device_lock(backend.device_id, 60.0):
+    with device_lock(backend.device_id, Patience(60.0)):
         units = measure_units(backend)
     assert [k for k, _ in units.gemm_s] == list(GEMM_KS)
     assert all(0 < seconds < 1.0 for _, seconds in units.gemm_s)
@@ -128,12 +128,12 @@ def test_one_process_at_a_time_measures_on_a_device() -> None:
 
     def second() -> None:
         entered.wait()
-        with device_lock("test:device", 60.0):
+        with device_lock("test:device", Patience(60.0)):
             order.append("second")
 
     other = threading.Thread(target=second)
     other.start()
-    with device_lock("test:device", 60.0), device_lock("test:another", 60.0):
+    with device_lock("test:device", Patience(60.0)), device_lock("test:another", Patience(60.0)):
         entered.set()
         other.join(0.05)
         order.append("first")
@@ -197,7 +197,7 @@ def test_memory_is_taken_as_far_as_blocks_are_used_and_no_farther_than_granted(b
     store.scatter((0, 1, 2, 3), 0, [bytes(1 << 22)])
     held = sum(slab.nbytes for slab in store._slabs.values())
     assert held == 1 << 22
-    with pytest.raises(CapacityError, match=r"decode-0: its KV needs more than the 0.0671 GB .*scale.bytes"):
+    with pytest.raises(CapacityError, match=r"decode-0: its KV needs more than the 67\.11MB .*scale\.bytes"):
         store.scatter(range(65), 0, [bytes(65 << 20)])
     assert sum(slab.nbytes for slab in store._slabs.values()) == 1 << 26
 

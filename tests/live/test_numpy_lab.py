@@ -20,7 +20,7 @@ from emulator.lab.catalog_files import load_catalog
 from emulator.lab.launch import ProcessLauncher
 from emulator.lab.sites import make_site
 from emulator.lab.topology_files import load_topology
-from emulator.live.device_lock import device_lock
+from emulator.live.device_lock import Patience, device_lock
 from emulator.live.numpy_device import MN, NumpyBackend, description
 from emulator.live.reports import RunReport
 from emulator.live.unit_times import measure_units
@@ -92,7 +92,7 @@ def test_kv_arrives_as_it_was_computed(tmp_path: Path, keys: str, scale: str) ->
 
 
 def test_calibrated_nodes_compute_by_what_they_were_sent(tmp_path: Path) -> None:
-    with closing(NumpyBackend()) as backend, device_lock(backend.device_id, 60.0):
+    with closing(NumpyBackend()) as backend, device_lock(backend.device_id, Patience(60.0)):
         units = measure_units(backend)
     calibration = CalibratedUnits(
         file="c.toml", kind="numpy", device=description(), measured_at="2026-11-30", mn=MN, units=units
@@ -122,5 +122,5 @@ def test_kv_is_right_where_memory_is_short(tmp_path: Path, preemption: str) -> N
 
 def test_a_run_beyond_its_memory_ends_with_one_line(tmp_path: Path) -> None:
     run = numpy_run(tmp_path)
-    with pytest.raises(ConfigError, match=r"^prefill-0: its KV needs more than the 0.000102 GB .* scale.bytes"):
+    with pytest.raises(ConfigError, match=r"^prefill-0: its KV needs more than the 102\.4kB .* scale\.bytes"):
         launch(run, tmp_path, memory_bytes=100 << 10)

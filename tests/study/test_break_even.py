@@ -25,7 +25,7 @@ from emulator.lab.catalog_files import load_catalog
 from emulator.lab.experiment import Conditions
 from emulator.lab.simulated import simulated_result
 from emulator.lab.topology_files import load_topology
-from emulator.live.status import Underway
+from emulator.live.status import Interim
 from emulator.report.break_even_table import render
 from emulator.study import variants
 from emulator.study.break_even import Found, SearchOptions, find_break_even, half_and_twice, plan_search
@@ -212,7 +212,7 @@ def test_a_budget_takes_the_name_of_no_deployment() -> None:
 class _Silent:
     """A display that shows nothing."""
 
-    def progress(self, run: RunSpec, status: Underway) -> None:
+    def progress(self, run: RunSpec, status: Interim) -> None:
         """Nothing."""
 
     def result(self, run: RunSpec, result: RunResult) -> None:
