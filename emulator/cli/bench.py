@@ -94,7 +94,7 @@ async def _perform(
     target: Target | RouterTarget, load: PlannedLoad, flags: BenchFlags, how: ServerFlags, *, quiet: bool
 ) -> tuple[Observed, Served]:
     """Reach the server, warm it up, and run the load."""
-    async with driver(target, load.seed) as server:
+    async with driver(target, load.plan, load.seed) as server:
         await prepare(server, how.model, how.ready_check_timeout_sec)
         served = Served(server.model, server.scale_time, server.prompt_fit)
         if served.prompt_fit == "word_per_token":

@@ -15,6 +15,7 @@ from emulator.core.bench.redaction import shown_url
 from emulator.core.bench.target import RouterTarget, Target, base_url, credentials, is_router
 from emulator.core.errors import ConfigError, DeadlineError
 from emulator.core.placement import ATTEMPT
+from emulator.core.workload import LoadPlan
 from emulator.lab import member as members
 from emulator.live.bench import Server
 
@@ -153,12 +154,12 @@ class ServerFlags:
         )
 
 
-def driver(target: Target | RouterTarget, seed: int) -> Server:
-    """Whatever speaks to the target; create it on the running event loop."""
+def driver(target: Target | RouterTarget, plan: LoadPlan, seed: int) -> Server:
+    """Whatever speaks to the target, for this plan; create it on the running event loop."""
     if isinstance(target, RouterTarget):
         from emulator.live.router_client import RouterClient  # noqa: PLC0415 - only what this run needs
 
-        return RouterClient(target)
+        return RouterClient(target, scheduled=not plan.at_once)
     from emulator.live.http_client import OpenAiClient  # noqa: PLC0415 - slow to import, and needed by this command alone
 
     return OpenAiClient(target, seed)

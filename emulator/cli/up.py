@@ -113,7 +113,7 @@ def up(
 ) -> None:
     """Serve one deployment of TOPOLOGY as an OpenAI endpoint until Ctrl-C; then print what came of it."""
     limits = RecordLimits() if records is None else RecordLimits(requests=records, tokens=None)
-    service = _service(http, api_key, limits, insecure=insecure)
+    service = _service(http, api_key, insecure=insecure)
     if launcher == "netns" and unprivileged.missing_capabilities():
         raise ConfigError(
             "--launcher netns: a user's own namespaces are cut off from this machine's network, so nobody would reach "
@@ -157,6 +157,7 @@ def up(
         on_down=downs.append,
         metrics=metrics_listen,
         secret=secret,
+        record=limits,
     )
     summary = serving.serve(prepared, served)
     told.print(f"Results: {prepared.folder}")
@@ -195,7 +196,7 @@ def register(app: typer.Typer) -> None:
     app.command()(tokenizer)
 
 
-def _service(listen: str, api_key: str | None, record: RecordLimits, *, insecure: bool) -> HttpService:
+def _service(listen: str, api_key: str | None, *, insecure: bool) -> HttpService:
     where = Listen.parse(listen, "--http")
     if api_key is not None and not (api_key.isascii() and api_key.isprintable() and api_key.strip() == api_key != ""):
         raise ConfigError("--api-key: must be printable ASCII, without spaces at its ends")
@@ -204,7 +205,7 @@ def _service(listen: str, api_key: str | None, record: RecordLimits, *, insecure
             f"--http {listen}: beyond loopback others could use it; give --api-key, or --insecure on a network that "
             "nobody else reaches"
         )
-    return HttpService(host=where.host, port=where.port, api_key=api_key or "", record=record)
+    return HttpService(host=where.host, port=where.port, api_key=api_key or "")
 
 
 def _metrics(listen: str | None, targets: Path | None, *, insecure: bool) -> Listen | None:

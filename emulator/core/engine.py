@@ -17,6 +17,7 @@ from emulator.core.memory_watch import MemoryWatch
 from emulator.core.messages import (
     Abort,
     Admit,
+    Forget,
     Generate,
     Heartbeat,
     KvComputed,
@@ -122,6 +123,9 @@ class Engine:
                 effects += self._send_kv(message, now_s)
             case Release(request_id=request_id) | Abort(request_id=request_id):
                 effects += self._drop(request_id)
+            case Forget():
+                for request_id in self._held():
+                    effects += self._drop(request_id)
         return effects + self._advance(now_s)
 
     @property
@@ -199,7 +203,7 @@ class Engine:
         effects: list[Effect] = []
         if now_s - self._heard_s > self.node.kv_lease_s:
             reason = f"{self.node.name} gave it up: the router was silent for {self.node.kv_lease_s:g} s"
-            for request_id in [*self._lives, *self.incoming.request_ids()]:
+            for request_id in self._held():
                 effects += self._drop(request_id)
                 effects.append(Reply(Rejected(request_id, reason, "unavailable")))
         effects += self._memory.tick(now_s)
@@ -289,6 +293,10 @@ class Engine:
             self.scheduler.remove(life.sequence, Status.FINISHED_ABORTED, in_step=in_step)
             self._first_due.discard(life.sequence)
         return effects
+
+    def _held(self) -> list[str]:
+        """All requests that are here, or are expected."""
+        return [*self._lives, *self.incoming.request_ids()]
 
     def _free_retired(self) -> None:
         """The step is over in which requests were dropped: from now on nobody works on their blocks."""

@@ -4,19 +4,19 @@ The router stands in the middle: clients and nodes speak to it alone, so a ticke
 two hops and every node needs one connection. Bulk KV never travels here.
 
   client → router   Submit, Abort, ReadLoad
-  router → prefill  Prefill, Admit, Generate, SendKv, Release, Abort, SendProbe
-  router → decode   Reserve, KvComputed, Generate, Abort, OpenProbe
-  router → coloc.   Generate, Abort
+  router → prefill  Prefill, Admit, Generate, SendKv, Release, Abort, Forget, SendProbe
+  router → decode   Reserve, KvComputed, Generate, Abort, Forget, OpenProbe
+  router → coloc.   Generate, Abort, Forget
   node → router     Hello, PrefillDone, KvReady, Reserved, ReadKv, KvReceived, StepTokens, Preempted, Rejected,
                     Heartbeat, Report, ProbeOpened, ProbeDone
   all → router      ReadClock
-  router → client   Tokens, Finished, Assembled, ClusterLoad, NodeLost, Report
+  router → client   Tokens, Finished, Assembled, ClusterLoad, NodeLost, NodeBack, Report
   router → all      Welcome, ClockReading, Begin, EndRecord, Stop
 
 A run: every peer says Hello and compares its clock with the router's; once all nodes are there, the router has each
 pair's link probed, and the client hears Assembled and begins; when its load has ended it says Stop, and every process
-sends its Report through the router to the client before it leaves. One that serves without an end says EndRecord when
-enough is recorded.
+sends its Report through the router to the client before it leaves. Of one that serves without an end, the router says
+EndRecord when enough is recorded.
 
 There may be several clients. The first Begin is the run's, and a client that joins later hears in Assembled when that
 was; tokens go to whoever submitted the request.
@@ -121,6 +121,10 @@ class SendKv(Message, frozen=True):
     endpoint: str
     destination: str = ""
     readable_s: float | None = None
+
+
+class Forget(Message, frozen=True):
+    """To a node that was given up and is itself again: drop all requests, which went to others or have failed."""
 
 
 class OpenProbe(Message, frozen=True):
@@ -299,7 +303,13 @@ class ClusterLoad(Message, frozen=True):
 
 
 class NodeLost(Message, frozen=True):
-    """A node is gone, for good; its requests went to others or have failed."""
+    """A node is gone, or silent; its requests went to others or have failed."""
+
+    name: str
+
+
+class NodeBack(Message, frozen=True):
+    """A node that was lost for its silence speaks again, and serves again."""
 
     name: str
 
@@ -358,7 +368,12 @@ class Begin(Message, frozen=True):
 
 
 class EndRecord(Message, frozen=True):
-    """What is recorded of the run ends here; the cluster goes on serving."""
+    """What is recorded of the run ends here; the cluster goes on serving.
+
+    Of all that a client has sent, its first `requests` are in the record.
+    """
+
+    requests: int = 0
 
 
 class Stop(Message, frozen=True):
@@ -381,12 +396,24 @@ ToRouter = (
     | Rejected
     | Heartbeat
     | Begin
-    | EndRecord
     | Stop
     | Report
     | ProbeOpened
     | ProbeDone
 )
 ToPeer = Welcome | ClockReading | Begin | EndRecord | Stop
-ToNode = ToPeer | Generate | Prefill | Admit | Reserve | KvComputed | SendKv | Release | Abort | OpenProbe | SendProbe
-ToClient = ToPeer | Tokens | Finished | Assembled | ClusterLoad | NodeLost | Report
+ToNode = (
+    ToPeer
+    | Generate
+    | Prefill
+    | Admit
+    | Reserve
+    | KvComputed
+    | SendKv
+    | Release
+    | Abort
+    | Forget
+    | OpenProbe
+    | SendProbe
+)
+ToClient = ToPeer | Tokens | Finished | Assembled | ClusterLoad | NodeLost | NodeBack | Report

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from emulator.core.deployments import RoleSwitching, Routing
-from emulator.core.messages import Heartbeat
+from emulator.core.messages import FinishReason, Heartbeat
 from emulator.core.records import RequestTimes
 from emulator.core.roles import Role
 
@@ -66,7 +66,8 @@ class Request:
 
     An attempt ends with a lost node (`failures` counts those) or because its tokens' KV is lost (`restarts`): the next
     one's prompt has the tokens that were generated, `resumed` of the `emitted` ones. Names and `times` are those of the
-    first attempt that began to generate.
+    first attempt that began to generate. Of these times the node `reporter` still owes some, which knows the request as
+    `reported_id`; it may be done with the request already, and the request itself may have `ended`, but for being told.
     """
 
     request_id: str
@@ -87,6 +88,9 @@ class Request:
     prefilling: bool = False
     emitted: int = 0
     times: RequestTimes = field(default_factory=RequestTimes)
+    reporter: Node | None = None
+    reported_id: str = ""
+    ended: FinishReason | None = None
 
     @property
     def total_tokens(self) -> int:
@@ -103,6 +107,17 @@ class Request:
         if self.restarts:
             times = RequestTimes(kv_bytes_again=times.kv_bytes or 0)
         self.times = self.times.merged(times)
+
+    def expect_report(self, node: Node) -> None:
+        """A node has to say when it computed the prompt and handed it over, the first time that this is done."""
+        if not self.restarts:
+            self.reporter, self.reported_id = node, self.attempt_id
+
+    def report(self, times: RequestTimes) -> None:
+        """What that node says; it owes no more once it has said when all KV was ready."""
+        self.times = self.times.merged(times)
+        if self.times.prefill_end_s is not None and self.times.kv_ready_s is not None:
+            self.reporter = None
 
     def restart(self, generated: int) -> None:
         """The present attempt, which is over, has `generated` tokens; the next one is to go on from them."""

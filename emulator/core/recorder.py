@@ -8,6 +8,9 @@ from emulator.core.placement import request_id_of
 from emulator.core.records import Record, TimeRun
 from emulator.core.workload import PlannedRequest
 
+END = "the end of the record"
+"""What cuts the record of a cluster that serves, whether it is stopped or enough is recorded."""
+
 
 class Recorder:
     """One record a request. Instants are model seconds on the client's clock."""
@@ -78,17 +81,20 @@ class Recorder:
         record.preemptions = times.preemptions
         if self._closed:
             return
-        record.finish_s = now_s
         ended_well = message.reason in ("length", "stop")
+        last = record.token_times_s[-1] if ended_well and record.token_times_s else now_s
+        record.finish_s = now_s if isinstance(last, TimeRun) else last  # word of the end may come later than the token
         record.outcome = "completed" if ended_well else "failed"
         record.reason = message.detail or ("" if ended_well else message.reason)
 
-    def cut(self, now_s: float) -> None:
-        """The drain deadline: whatever has not ended by now is unfinished, for good."""
+    def cut(self, now_s: float, what: str = "the drain deadline", *, keep: int | None = None) -> None:
+        """At `what`, whatever has not ended by now is unfinished, for good; all but the first `keep` are forgotten."""
         self._closed = True
+        for request_id in list(self._records)[keep:] if keep is not None else ():
+            del self._records[request_id]
         for record in self._records.values():
             if record.finish_s is None:
-                record.reason = f"not finished at {now_s:.3f} s, the drain deadline"
+                record.reason = f"not finished at {now_s:.3f} s, {what}"
 
     def records(self) -> list[Record]:
         """All records, in the order of sending."""

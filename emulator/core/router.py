@@ -14,6 +14,9 @@ where the KV could not move between them (see `core.placement`): then the decode
 
 A node knows a request by an id of its own for each attempt, so that what a lost attempt still says can never be taken
 for the present one.
+
+Where two nodes serve a request, the end of it may be here before what the prefill node says of its part. Tokens are
+passed on at once; the client is told of the end when the times of both are in, or will not come any more.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from emulator.core.messages import (
     FailureCause,
     Finished,
     FinishReason,
+    Forget,
     Generate,
     Heartbeat,
     Hello,
@@ -49,7 +53,7 @@ from emulator.core.messages import (
     ToRouter,
     Welcome,
 )
-from emulator.core.placement import ATTEMPT, Node, Phase, Placement, Request
+from emulator.core.placement import ATTEMPT, Node, Phase, Placement, Request, request_id_of
 from emulator.core.records import RequestTimes
 from emulator.core.run_spec import RouterSpec
 
@@ -68,6 +72,7 @@ class Router:
         self._ended: set[str] = set()
         self._ended_before: set[str] = set()
         self._swept_s = 0.0
+        self._away: dict[str, Node] = {}
         self.ignored = 0
         self.lost_nodes: list[str] = []
 
@@ -80,6 +85,11 @@ class Router:
     def loads(self) -> tuple[NodeLoad, ...]:
         """What each node that is there said last of its load."""
         return tuple(NodeLoad(node.name, node.said) for node in self._nodes if node.said is not None)
+
+    @property
+    def away(self) -> tuple[str, ...]:
+        """Nodes that are lost and have not come back; `lost_nodes` names all that ever were, once for each time."""
+        return tuple(self._away)
 
     # --- inputs -----------------------------------------------------------------------------------------------
 
@@ -97,8 +107,15 @@ class Router:
             return self._from_node(node, message)
         if peer in self._clients:
             return self._from_client(peer, message, now_s)
+        if isinstance(message, Heartbeat) and peer in self._away:
+            return self._take_back(self._away.pop(peer), message, now_s)
         self.ignored += 1
         return []
+
+    def _take_back(self, lost: Node, message: Heartbeat, now_s: float) -> list[Send]:
+        """A node that had fallen silent speaks again: it serves on, without the requests that it had."""
+        self._nodes.join(Node(lost.name, lost.role, lost.capacity_tokens, now_s, said=message))
+        return [Send(lost.name, Forget()), Send(lost.name, Welcome())]
 
     def lost(self, peer: str) -> list[Send]:
         """A peer is gone: requests go from a node to others when no token has been sent yet, else they fail.
@@ -109,12 +126,16 @@ class Router:
         node = self._nodes.lose(peer)
         if node is not None:
             self.lost_nodes.append(peer)
+            self._away[peer] = node
         sends: list[Send] = []
         for request in list(self._requests.values()):
             if request.client == peer:
                 sends += self._end(request, "aborted", "")
             elif node is not None and node in request.nodes:
                 sends += self._retry(request, f"node {peer} was lost")
+            elif node is not None and node is request.reporter:
+                request.reporter = None
+                sends += self._end_if_told(request)
         return sends
 
     def dismiss(self, peer: str) -> None:
@@ -218,6 +239,7 @@ class Router:
         """Have one node compute a request's prompt, and another one decode: this, unless that is chosen later."""
         self._attempts[request.attempt_id] = request
         request.moves = True
+        request.expect_report(prefill)
         self._nodes.give_prefill(request, prefill)
         reserve: list[Send] = []
         if self._spec.admission == "prefill_first":
@@ -234,15 +256,26 @@ class Router:
             case StepTokens():
                 return self._tokens(node, message)
             case PrefillDone() | KvReady() | KvReceived() | Reserved() | ReadKv() | Preempted() | Rejected():
+                sends = self._reported(node, message) if isinstance(message, PrefillDone | KvReady) else []
                 request = self._attempts.get(message.request_id)
                 if request is None or node not in (request.prefill, request.decode):
-                    return []
-                return self._progress(request, message)
+                    return sends
+                return sends + self._progress(request, message)
             case Heartbeat():
                 node.said = message
                 return [Send(node.name, Welcome())]
         self.ignored += 1
         return []
+
+    def _reported(self, node: Node, message: PrefillDone | KvReady) -> list[Send]:
+        """When a prompt was computed or handed over, which may be told after all that comes of it."""
+        request = self._requests.get(request_id_of(message.request_id))
+        if request is None or request.reporter is not node or request.reported_id != message.request_id:
+            return []
+        if isinstance(message, PrefillDone) and self._spec.first_token == "prefill":
+            request.report(RequestTimes(streamed_s=message.times.prefill_end_s))
+        request.report(message.times)
+        return self._end_if_told(request)
 
     def _progress(
         self,
@@ -251,9 +284,7 @@ class Router:
     ) -> list[Send]:
         match message:
             case PrefillDone():
-                return self._prefill_done(request, message)
-            case KvReady():
-                request.note(message.times)
+                return self._prefill_done(request)
             case KvReceived():
                 request.note(message.times)
                 return self._first_token(request) + self._release_prefill(request)
@@ -265,12 +296,9 @@ class Router:
                 return self._end(request, "error", message.reason, cause=message.cause)
         return []
 
-    def _prefill_done(self, request: Request, message: PrefillDone) -> list[Send]:
+    def _prefill_done(self, request: Request) -> list[Send]:
         """A prompt is computed: its first token may be due, or only now a place to decode."""
-        request.note(message.times)
         self._nodes.prefilled(request)
-        if self._spec.first_token == "prefill":
-            request.note(RequestTimes(streamed_s=message.times.prefill_end_s))
         sends = self._first_token(request)
         if request.decode is not None or request.prefill is None:
             return sends + handover.computed(self._spec, request)
@@ -321,9 +349,14 @@ class Router:
         request.note(finish.times)
         sends = self._release_prefill(request)
         self._nodes.leave(request)
-        return sends + self._end(request, finish.reason, "")
+        request.ended = finish.reason
+        return sends + self._end_if_told(request)
 
     # --- endings ----------------------------------------------------------------------------------------------
+
+    def _end_if_told(self, request: Request) -> list[Send]:
+        """The end of a request whose tokens are all out, once its nodes have said what they know of it."""
+        return [] if request.ended is None or request.reporter is not None else self._end(request, request.ended, "")
 
     def _retry(self, request: Request, why: str) -> list[Send]:
         if request.emitted:
@@ -348,6 +381,8 @@ class Router:
         *,
         cause: FailureCause | None = None,
     ) -> list[Send]:
+        if request.ended is not None:  # well, whatever came in between
+            reason, detail, cause = request.ended, "", None
         sends = self._leave(request)
         self._requests.pop(request.request_id, None)
         self._ended.add(request.request_id)
@@ -361,6 +396,7 @@ class Router:
         names = {node.name for node in (request.prefill, request.decode) if node is not None}
         self._nodes.leave(request)
         self._attempts.pop(request.attempt_id, None)
+        request.reporter = None
         return [Send(name, Abort(request.attempt_id)) for name in sorted(names) if name in self._nodes]
 
     def _release_prefill(self, request: Request) -> list[Send]:

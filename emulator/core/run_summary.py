@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -21,6 +22,9 @@ from emulator.core.metrics import Floats, Measurements, Metric
 from emulator.core.records import MemoryRecord, Record, StepRecord
 from emulator.core.specs import Slo
 from emulator.core.upkeep import Costs, Holdings
+
+EndedBy = Literal["load", "stop", "limit"]
+"""What ended a record: the end of the load, with its drain deadline; a stop; as much as is recorded at most."""
 
 _MS = 1e3
 
@@ -99,7 +103,8 @@ class RunSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """One deployment under the whole traffic, at one KV bandwidth (null when no KV network is used).
 
     `requests` = completed + failed + unfinished are all that were due; `failure` is the reason of the first that
-    failed; `saturated` says that some had not ended by the drain deadline. `requested_rate` is requests due,
+    failed; `saturated` says that some had not ended by the drain deadline, and not that a stop or the record's limit
+    came first (`ended_by`). `requested_rate` is requests due,
     `request_goodput` requests meeting every SLO, both per second of the arrival window of `duration_s`;
     `output_throughput` is output tokens per second of the run.
     Attainments are shares of all requests, null when there were none. `first_token` is null where no KV is handed over.
@@ -138,6 +143,7 @@ class RunSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     preemptions: int = 0
     kv_memory: KvMemory = KvMemory()
     device: DeviceUse = DeviceUse()
+    ended_by: EndedBy = "load"
 
     @property
     def disaggregated(self) -> bool:
@@ -171,6 +177,7 @@ def summarize(
     first_token: FirstToken | None = None,
     kv_memory: KvMemory | None = None,
     device: DeviceUse | None = None,
+    ended_by: EndedBy = "load",
 ) -> RunSummary:
     """What the records of one run come to; `duration_s` > 0 is the arrival window, in model seconds.
 
@@ -195,7 +202,7 @@ def summarize(
         failed=int(np.count_nonzero(measured.failed)),
         failure=next((record.reason for record in records if record.outcome == "failed"), None),
         unfinished=unfinished,
-        saturated=unfinished > 0,
+        saturated=unfinished > 0 and ended_by == "load",
         requested_rate=len(measured) / duration_s,
         slo_attainment=metrics.share(met),
         slo_attainment_by_metric={m: metrics.share(within) for m, within in metrics.meets(measured, slo).items()},
@@ -214,6 +221,7 @@ def summarize(
         preemptions=sum(record.preemptions for record in records),
         kv_memory=kv_memory or KvMemory(),
         device=device or DeviceUse(),
+        ended_by=ended_by,
     )
 
 

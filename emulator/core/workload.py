@@ -75,6 +75,11 @@ class LoadPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     duration_s: float
     drain_s: float
 
+    @property
+    def at_once(self) -> bool:
+        """Whether everything is due at one instant, so that there is no schedule that could be kept."""
+        return not self.users and len({request.scheduled_s for request in self.open}) <= 1
+
 
 def plan_load(workload: traffic.Workload, traces: Mapping[str, Trace]) -> LoadPlan:
     """Draw every request of a run; `traces` has, by the stream's name, the trace of each stream that replays one.

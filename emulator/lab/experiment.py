@@ -301,6 +301,7 @@ def _result(experiment: Experiment, run: RunSpec, live: LiveResult) -> tuple[Run
         first_token=run.first_token,
         kv_memory=kv_memory(run, records, steps, memory),
         device=device,
+        ended_by=live.report.ended_by,
     )
     if experiment.shaping_of(run) == "kernel":
         kv = [node.kv for node in live.report.nodes]

@@ -22,6 +22,7 @@ import msgspec
 from emulator.core.errors import ConfigError, DeadlineError, RunError
 from emulator.core.listen import Listen
 from emulator.core.probe import Prober
+from emulator.core.record_limits import RecordLimits
 from emulator.core.run_spec import RunSpec
 from emulator.core.workload import LoadPlan
 from emulator.lab.cpu import CpuSampler
@@ -88,7 +89,7 @@ class Service:
 
     `on_ready` is told where it is. Router and nodes serve their own metrics from the address `metrics` on, one after
     the other, if there is one. `on_news` hears in a sentence of a node that is lost, and of the end of the record.
-    Other clients that know the `secret` may join; without one nobody does.
+    Other clients that know the `secret` may join; without one nobody does. So much is recorded as `record` allows.
     """
 
     http: HttpService
@@ -98,6 +99,7 @@ class Service:
     on_down: Callable[[str], None]
     metrics: Listen | None = None
     secret: str = ""
+    record: RecordLimits = field(default_factory=RecordLimits)
 
     def metrics_of(self, n: int) -> Listen | None:
         """Where the n-th process after the router serves its own metrics."""
@@ -145,6 +147,7 @@ class ProcessLauncher:
     children: list[Child] = field(default_factory=list)
     _serving: bool = field(default=False, init=False)
     _lost: set[str] = field(default_factory=set, init=False)
+    _silent: set[str] = field(default_factory=set, init=False)
     _cpu: CpuSampler = field(default_factory=CpuSampler, init=False)
 
     @property
@@ -188,7 +191,8 @@ class ProcessLauncher:
             return self.service.metrics_of(n) if self.service is not None else None
 
         secret_key = keys.secret if beyond_loopback else ""
-        router = await start(ROUTER, kind="router", router_secret_key=secret_key, metrics=metrics(0))
+        record = self.service.record if self.service is not None else None
+        router = await start(ROUTER, kind="router", router_secret_key=secret_key, metrics=metrics(0), record=record)
         await self._settle([router.ready], READY_S, "start")
         endpoint = router.ready.result().endpoint
         others = [
@@ -282,7 +286,11 @@ class ProcessLauncher:
             case RecordEnded(requests=requests, limit=limit):
                 self._cpu.stop()
                 self._tell(f"the record ends with {requests:,} requests, since more than {limit} came; serving goes on")
+            case Lost(name=name, back=True):
+                self._tell_silent(name)
+                self._tell(f"{name} is back, and serves again")
             case Lost(name=name):
+                self._silent.add(name)
                 asyncio.get_running_loop().call_later(NEWS_S, self._tell_silent, name)
             case Done():
                 child.done.set_result(None)
@@ -334,8 +342,10 @@ class ProcessLauncher:
         return True
 
     def _tell_silent(self, name: str) -> None:
-        """The router has lost a node: say so, unless it was said that its process has ended."""
-        if self.service is not None and name not in self._lost and not self.service.stop.is_set():
+        """The router has lost a node: say so, once, unless it was said that its process has ended."""
+        news = name in self._silent
+        self._silent.discard(name)
+        if self.service is not None and news and name not in self._lost and not self.service.stop.is_set():
             self._tell(f"{name} is silent, so the router lost it; is its process stopped?")
 
     def _tell(self, news: str) -> None:

@@ -71,8 +71,11 @@ def prepare(
 
 
 def serve(experiment: Experiment, service: Service) -> CompareSummary:
-    """Serve until SIGINT comes, then judge what was served; a second one interrupts."""
-    return asyncio.run(_serve(experiment, service))
+    """Serve until SIGINT comes, then judge what was served; a second one interrupts (KeyboardInterrupt)."""
+    try:
+        return asyncio.run(_serve(experiment, service))
+    except asyncio.CancelledError:  # which is what the second one does
+        raise KeyboardInterrupt from None
 
 
 def targets_file(urls: Mapping[str, str]) -> bytes:
@@ -96,12 +99,12 @@ async def _serve(experiment: Experiment, service: Service) -> CompareSummary:
 
 @contextlib.contextmanager
 def _told_by_interrupt(stop: asyncio.Event) -> Iterator[None]:
-    """Within it, the first SIGINT sets `stop`, and the next one cancels this task."""
+    """Within it, the first SIGINT sets `stop`, and the next one cancels this task; what is to be undone then is."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
 
     def told() -> None:
-        if stop.is_set():
+        if stop.is_set() and not task.cancelling():
             task.cancel()
         stop.set()
 

@@ -6,7 +6,7 @@ A guest is a client beside the run's own. The nodes worked for it, so what its r
 from __future__ import annotations
 
 from emulator.core.messages import Finished, Submit, Tokens
-from emulator.core.recorder import Recorder
+from emulator.core.recorder import END, Recorder
 from emulator.core.records import Record
 from emulator.core.workload import PlannedRequest
 
@@ -46,7 +46,7 @@ class GuestRecords:
         if self._recording:
             self._recording = False
             for recorder in self._recorders.values():
-                recorder.cut(now_s)
+                recorder.cut(now_s, END)
 
     def records(self) -> tuple[Record, ...]:
         """The requests of those that have not handed in theirs."""

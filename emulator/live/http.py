@@ -27,15 +27,27 @@ from emulator.core import api, completion_request
 from emulator.core.api_error import ApiError, not_served
 from emulator.core.completion_reply import Reply, error_event
 from emulator.core.completion_request import Generation
-from emulator.core.messages import Abort, ClusterLoad, Finished, Heartbeat, NodeLost, ReadLoad, Submit, Tokens
-from emulator.core.recorder import Recorder
+from emulator.core.messages import (
+    Abort,
+    ClusterLoad,
+    EndRecord,
+    Finished,
+    Heartbeat,
+    NodeBack,
+    NodeLost,
+    ReadLoad,
+    Submit,
+    Tokens,
+)
+from emulator.core.recorder import END, Recorder
 from emulator.core.refusal import run_refusal
+from emulator.core.run_summary import EndedBy
 from emulator.core.workload import LoadPlan, PlannedRequest
 from emulator.live.http_server import Exchange, HttpServer, Routes
 from emulator.live.membership import Heard, Membership
 from emulator.live.reports import RunReport
 from emulator.live.serving_metrics import ServingMetrics
-from emulator.live.status import Assignment, Lost, RecordEnded
+from emulator.live.status import Assignment, Lost
 
 STREAM = "http"
 SETTLE_S = 0.5
@@ -54,18 +66,14 @@ class _Live:
 
 
 class HttpProcess:
-    """Serves until it is told to stop; then ends the run, and returns its report.
+    """Serves until it is told to stop; then ends the run, and returns its report. `tell` hears of lost nodes."""
 
-    `tell` hears of the end of its record and of lost nodes.
-    """
-
-    def __init__(self, task: Assignment, listening: socket.socket, tell: Callable[[RecordEnded | Lost], None]) -> None:
+    def __init__(self, task: Assignment, listening: socket.socket, tell: Callable[[Lost], None]) -> None:
         assert task.http is not None, "an endpoint needs to know what it serves"
         self._run, self._http, self._listening = task.run, task.http, listening
         self._context_tokens = min(node.max_model_len for node in self._run.nodes)
         self._tell = tell
         self._recorder = Recorder()
-        self._recorded_tokens = 0
         self._record_end_s: float | None = None
         self._loads: dict[str, Heartbeat] = {}
         self._lost: set[str] = set()
@@ -108,9 +116,10 @@ class HttpProcess:
         loop.add_signal_handler(signal.SIGTERM, self._cluster.done.set)
         try:
             await self._cluster.done.wait()
+            ended_by: EndedBy = "stop" if self._record_end_s is None else "limit"
             if self._record_end_s is None:
-                self._record_end_s = self._cluster.clock.now_s()
-                self._recorder.cut(self._record_end_s)
+                self._end_record(self._cluster.clock.now_s(), len(self._came))
+            assert self._record_end_s is not None
             await self._server.stop_accepting()
             await self._cut()
             await self._cluster.end()
@@ -124,7 +133,7 @@ class HttpProcess:
         ]
         came = sorted([*self._came, *guests], key=lambda request: request.scheduled_s)
         load = LoadPlan(tuple(came), (), duration_s=max(self._record_end_s, 1e-3), drain_s=SETTLE_S)
-        return self._cluster.report(self._recorder.records(), load)
+        return self._cluster.report(self._recorder.records(), load, ended_by)
 
     async def _cut(self) -> None:
         """End every answer that is under way, and free what its request holds."""
@@ -137,18 +146,11 @@ class HttpProcess:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), SETTLE_S)
 
-    # --- the record -------------------------------------------------------------------------------------------
-
-    def _bound_record(self, requests: int, now_s: float) -> None:
-        """Record no more of anything, at any process, where so many requests, or the tokens, are too many."""
-        if self._record_end_s is not None:
-            return
-        limit = self._http.record.exceeded(requests, self._recorded_tokens)
-        if limit:
-            self._record_end_s = now_s
-            self._recorder.cut(now_s)
-            self._cluster.end_record()
-            self._tell(RecordEnded(len(self._came), limit))
+    def _end_record(self, now_s: float, requests: int) -> None:
+        """Record no more, and of what came only so many."""
+        self._record_end_s = now_s
+        self._recorder.cut(now_s, END, keep=requests)
+        del self._came[requests:]
 
     # --- requests ---------------------------------------------------------------------------------------------
 
@@ -178,7 +180,6 @@ class HttpProcess:
         live = _Live(request, reply, exchange)
         self._live[request.request_id] = live
         self._metrics.submitted(request.request_id, request.prompt_tokens, now_s)
-        self._bound_record(len(self._came) + 1, now_s)
         if self._record_end_s is None:
             self._came.append(request)
             self._recorder.sent(request, now_s)
@@ -199,8 +200,6 @@ class HttpProcess:
             case Tokens():
                 self._recorder.tokens(message, now_s)
                 self._metrics.tokens(message, now_s)
-                self._recorded_tokens += sum(count.n for count in message.tokens)
-                self._bound_record(len(self._came), now_s)
                 for count in message.tokens:
                     live = self._live.get(count.request_id)
                     if live is not None:
@@ -209,12 +208,14 @@ class HttpProcess:
                 self._recorder.finished(message, now_s)
                 live = self._live.pop(message.request_id, None)
                 if live is not None:
-                    self._finished(live, message, now_s)
+                    self._finished(live, message)
                 if not self._live:
                     self._idle.set()
-            case NodeLost(name=name):
-                self._lost.add(name)
-                self._tell(Lost(name))
+            case EndRecord(requests=requests):
+                self._end_record(now_s, requests)
+            case NodeLost() | NodeBack():
+                self._lost ^= {message.name}
+                self._tell(Lost(message.name, back=isinstance(message, NodeBack)))
             case ClusterLoad(nodes=nodes):
                 self._loads = {node.name: node.load for node in nodes}
                 self._answer_scrapes()
@@ -235,8 +236,8 @@ class HttpProcess:
             live.exchange = None
             exchange.answer(200, reply.document())
 
-    def _finished(self, live: _Live, message: Finished, now_s: float) -> None:
-        self._metrics.finished(message, now_s, stop=live.reply.generation.finish_reason == "stop")
+    def _finished(self, live: _Live, message: Finished) -> None:
+        self._metrics.finished(message, stop=live.reply.generation.finish_reason == "stop")
         self._fail(live, not_served(message.cause, message.detail or message.reason))
 
     def _fail(self, live: _Live, error: ApiError) -> None:

@@ -20,6 +20,7 @@ from emulator.core.messages import (
     EndRecord,
     Finished,
     Hello,
+    NodeBack,
     NodeLost,
     ReadLoad,
     Report,
@@ -29,6 +30,7 @@ from emulator.core.messages import (
 )
 from emulator.core.probe import Probe
 from emulator.core.records import Record
+from emulator.core.run_summary import EndedBy
 from emulator.core.workload import LoadPlan
 from emulator.live.clock import ModelClock
 from emulator.live.control import PeerSocket
@@ -44,11 +46,11 @@ REPORTS_S = 20.0
 # A timer of an event loop may ring this much early.
 TIMER_S = 0.002
 
-Heard = Tokens | Finished | ClusterLoad | NodeLost
+Heard = Tokens | Finished | ClusterLoad | NodeLost | NodeBack | EndRecord
 
 
 class Membership:
-    """The client of a run. Whatever the router says of requests and nodes is given to `heard`, with its model instant.
+    """The client of a run. What the router says of requests, nodes and the record goes to `heard`, with its instant.
 
     `done` is for whoever drives the run: it has nothing left to do. It is set, too, when this cannot go on.
     """
@@ -97,16 +99,10 @@ class Membership:
         """Wait for the start of model time."""
         await asyncio.sleep(self.clock.to_wall_s(0.0) - time.monotonic() + TIMER_S)
 
-    def send(self, message: Submit | Abort | ReadLoad | Begin | EndRecord | Stop) -> None:
+    def send(self, message: Submit | Abort | ReadLoad | Begin | Stop) -> None:
         """To the router, without waiting; if it does not keep up, this has failed."""
         if not self._control.send(message):
             self._fail(DeadlineError("client: the router does not keep up"))
-
-    def end_record(self) -> None:
-        """End what is recorded of the run, at every process; the cluster goes on."""
-        self._lag.stop()
-        self._cpu.stop()
-        self.send(EndRecord())
 
     async def end(self) -> None:
         """End the run, and wait for the reports of the router and of every node that it has not lost.
@@ -127,7 +123,7 @@ class Membership:
         self._lag.stop()
         self._control.close()
 
-    def report(self, records: Sequence[Record], load: LoadPlan | None = None) -> RunReport:
+    def report(self, records: Sequence[Record], load: LoadPlan | None = None, ended_by: EndedBy = "load") -> RunReport:
         """The whole run, once it has ended; `load` is what came, if nobody had planned it.
 
         It has the requests of guests too: the cluster's nodes worked for them as well.
@@ -143,6 +139,7 @@ class Membership:
                 self._reports.get(node.name, NodeReport) for node in self.run.nodes if node.name not in self._missing()
             ),
             load=load,
+            ended_by=ended_by,
         )
 
     def guests_records(self) -> list[Record]:
@@ -168,7 +165,11 @@ class Membership:
             match message:
                 case NodeLost(name=name) if not self._assembled.is_set():
                     self._fail(DeadlineError(f"{name} fell silent before the run; is its process or network stopped?"))
-                case Tokens() | Finished() | ClusterLoad() | NodeLost():
+                case Tokens() | Finished() | ClusterLoad() | NodeLost() | NodeBack():
+                    self._heard(message, self.clock.now_s())
+                case EndRecord():
+                    self._lag.stop()
+                    self._cpu.stop()
                     self._heard(message, self.clock.now_s())
                 case Begin(t0_s=t0_s) if t0_s != self._began_s:
                     self._begun_by_another()

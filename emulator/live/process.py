@@ -75,7 +75,7 @@ async def live(
     """
     url = metrics.url if metrics is not None else ""
     if task.kind == "router":
-        router = RouterProcess(task)
+        router = RouterProcess(task, tell)
         if metrics is not None:
             router.expose(metrics)
         tell(Ready(router.endpoint, url))

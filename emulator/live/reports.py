@@ -14,6 +14,7 @@ from emulator.core.errors import ProtocolError
 from emulator.core.messages import Report
 from emulator.core.probe import Probe
 from emulator.core.records import MemoryRecord, Record, StepRecord
+from emulator.core.run_summary import EndedBy
 from emulator.core.workload import LoadPlan
 
 PIECE_BYTES = 1 << 20
@@ -96,7 +97,7 @@ class GuestReport(msgspec.Struct, frozen=True, kw_only=True):
 class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     """The whole run as the client has it in the end; lag and the uncertainty of its clock in model seconds.
 
-    `load` is what came, where the requests were others' and the run had no load of its own.
+    `load` is what came, where the requests were others' and the run had no load of its own. Its record was `ended_by`.
     """
 
     records: tuple[Record, ...]
@@ -107,6 +108,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     clock_uncertainty_s: float = 0.0
     client_cpu_s: float = 0.0
     load: LoadPlan | None = None
+    ended_by: EndedBy = "load"
 
     @property
     def cpu_s(self) -> float:

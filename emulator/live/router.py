@@ -8,6 +8,7 @@ import hmac
 import logging
 import math
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from emulator.core.effects import Send
@@ -20,6 +21,7 @@ from emulator.core.messages import (
     EndRecord,
     Finished,
     Hello,
+    NodeBack,
     NodeLost,
     ProbeDone,
     ProbeOpened,
@@ -32,6 +34,7 @@ from emulator.core.messages import (
     Welcome,
 )
 from emulator.core.probe import Probe, Prober, ProbeSend
+from emulator.core.record_limits import RecordCount
 from emulator.core.router import Router
 from emulator.live.clock import ModelClock
 from emulator.live.control import CurveKeys, RouterSocket
@@ -39,7 +42,7 @@ from emulator.live.cpu_time import CpuTime
 from emulator.live.guests import GuestRecords
 from emulator.live.loop_lag import LoopLag
 from emulator.live.reports import RouterReport, pieces
-from emulator.live.status import Assignment
+from emulator.live.status import Assignment, RecordEnded
 
 if TYPE_CHECKING:
     from emulator.live.metrics_server import MetricsServer
@@ -59,9 +62,9 @@ _log = logging.getLogger(__name__)
 
 
 class RouterProcess:
-    """Receives, lets the router decide, sends."""
+    """Receives, lets the router decide, sends; `tell` hears of the end of the record where that is limited."""
 
-    def __init__(self, task: Assignment) -> None:
+    def __init__(self, task: Assignment, tell: Callable[[RecordEnded], None] = lambda _: None) -> None:
         self._run = run = task.run
         self._secret = task.secret
         self._router = Router(run.router)
@@ -73,6 +76,8 @@ class RouterProcess:
         self._peers: set[str] = set()
         self._clients: set[str] = set()
         self._guests = GuestRecords()
+        self._record = RecordCount(task.record) if task.record is not None else None
+        self._tell = tell
         self._heard_wall_s: dict[str, float] = {}
         self._unreported: set[str] = set()
         self._reported: set[str] = set()
@@ -80,7 +85,7 @@ class RouterProcess:
         self._prober: Prober | None = None
         self._cpu = CpuTime()
         self._ignored = 0
-        self._told_lost = 0
+        self._told_away: tuple[str, ...] = ()
         self._metrics: ServingMetrics | None = None
 
     @property
@@ -95,7 +100,7 @@ class RouterProcess:
         self._metrics = ServingMetrics(
             self._run,
             loads=lambda: {node.name: node.load for node in self._router.loads},
-            lost=lambda: self._router.lost_nodes,
+            lost=lambda: self._router.away,
         )
         server.exposition = self._metrics.families.exposition
 
@@ -129,7 +134,7 @@ class RouterProcess:
             loop_lag_s=tuple(lag / self._run.scale.time for lag in self._lag.samples_s),
             ignored_messages=self._ignored + self._router.ignored,
             unended_requests=self._router.live_requests,
-            lost_nodes=tuple(self._router.lost_nodes),
+            lost_nodes=tuple(dict.fromkeys(self._router.lost_nodes)),
             abandoned=self._guests.records(),
             cpu_s=self._cpu.seconds,
         )
@@ -156,7 +161,7 @@ class RouterProcess:
             self._prepare()
         elif isinstance(message, Report):
             self._pass_on(peer, message)
-        elif isinstance(message, Begin | EndRecord | Stop):
+        elif isinstance(message, Begin | Stop):
             if peer in self._clients:
                 self._announce(peer, message)
         else:
@@ -165,13 +170,16 @@ class RouterProcess:
     def _decide(self, peer: str, message: ToRouter, now_s: float) -> None:
         if isinstance(message, Submit) and self._metrics is not None:
             self._metrics.submitted(message.request_id, message.prompt_tokens, now_s)
-        if isinstance(message, Submit) and peer in self._clients and peer != RUN_CLIENT:
-            self._guests.heard(peer, message, now_s)
+        if isinstance(message, Submit) and peer in self._clients:
+            if self._record is not None:
+                self._end_record(self._record.request(peer))
+            if peer != RUN_CLIENT:
+                self._guests.heard(peer, message, now_s)
         self._send(self._router.handle(peer, message, now_s))
 
     def _join(self, peer: str, hello: Hello) -> None:
         genuine = hmac.compare_digest(hello.secret.encode(), self._secret.encode())
-        late = hello.role != "client" and (self._clock.t0_s is not None or peer in self._router.lost_nodes)
+        late = hello.role != "client" and (self._clock.t0_s is not None or peer in self._router.away)
         if hello.name != peer or not genuine or peer in self._peers or late:
             self._ignored += 1
             return
@@ -183,8 +191,10 @@ class RouterProcess:
         self._socket.send(peer, Welcome())
         self._heard_wall_s[peer] = time.monotonic()
         if peer in self._clients:
-            for name in self._router.lost_nodes:
+            for name in self._told_away:
                 self._socket.send(peer, NodeLost(name))
+            if self._record is not None and self._record.over:
+                self._socket.send(peer, EndRecord())
         if self._peers >= {node.name for node in self._run.nodes}:
             self._prepare()
 
@@ -211,21 +221,30 @@ class RouterProcess:
         for send in sends:
             self._socket.send(send.node, send.message)
 
-    def _announce(self, said_by: str, message: Begin | EndRecord | Stop) -> None:
+    def _announce(self, said_by: str, message: Begin | Stop) -> None:
         match message:
             case Begin(t0_s=t0_s):
                 if self._clock.t0_s is not None:
                     return
                 self._clock.begin(t0_s)
                 self._cpu.start()
-            case EndRecord():
-                self._lag.stop()
-                self._cpu.stop()
-                self._guests.cut(self._clock.now_s())
             case Stop():
                 self._leaving = True
-                self._unreported = self._peers - self._reported - {said_by, *self._router.lost_nodes}
+                self._unreported = self._peers - self._reported - {said_by, *self._router.away}
         self._send([Send(peer, message) for peer in sorted(self._peers)])
+
+    def _end_record(self, limit: str) -> None:
+        """Record no more of anything, at any process, once there is more than a limit allows.
+
+        A client has heard of nothing by then that nodes have not recorded.
+        """
+        if not limit or self._record is None:
+            return
+        self._lag.stop()
+        self._cpu.stop()
+        self._guests.cut(self._clock.now_s())
+        self._send([Send(peer, EndRecord(self._record.requests_of(peer))) for peer in sorted(self._peers)])
+        self._tell(RecordEnded(self._record.requests, limit))
 
     def _pass_on(self, peer: str, report: Report) -> None:
         if report.name != peer:
@@ -238,7 +257,7 @@ class RouterProcess:
             self._reported.add(peer)
             self._unreported.discard(peer)
 
-    def _to_clients(self, message: Assembled | NodeLost | Report) -> None:
+    def _to_clients(self, message: Assembled | NodeLost | NodeBack | Report) -> None:
         said_by = message.name if isinstance(message, Report) else ""
         for client in self._clients - {said_by}:
             self._socket.send(client, message)
@@ -268,13 +287,21 @@ class RouterProcess:
                 self._peers.discard(send.peer)
                 self._unreported.discard(send.peer)
                 self._send(self._router.lost(send.peer))
-        lost, self._told_lost = self._router.lost_nodes[self._told_lost :], len(self._router.lost_nodes)
-        for name in lost:
-            self._to_clients(NodeLost(name))
+        if self._record is not None:
+            messages = (send.message for send in sends)
+            tokens = sum(count.n for said in messages if isinstance(said, Tokens) for count in said.tokens)
+            self._end_record(self._record.tokens(tokens))
+        told, self._told_away = self._told_away, self._router.away
+        for name in self._told_away:
+            if name not in told:
+                self._to_clients(NodeLost(name))
+        for name in told:
+            if name not in self._told_away:
+                self._to_clients(NodeBack(name))
 
     def _count(self, metrics: ServingMetrics, send: Send) -> None:
         match send.message:
             case Tokens():
                 metrics.tokens(send.message, self._clock.now_s())
             case Finished():
-                metrics.finished(send.message, self._clock.now_s())
+                metrics.finished(send.message)

@@ -2,7 +2,8 @@
 
 It joins beside whatever client the cluster has, begins the run if nobody has, and leaves it running. A prompt is the
 number of its tokens, and tokens are counted by the router's own messages. Seconds are the run's model seconds. In the
-end, or the cluster's if that comes first, it hands in its records, which belong to the run as any others do.
+end, or the cluster's if that comes first, it hands in its records, which belong to the run as any others do: there a
+request counts from when it was due or, if the number of open ones was limited, had a place.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from emulator.core.messages import (
     ToClient,
     Tokens,
 )
-from emulator.core.recorder import Recorder
+from emulator.core.recorder import END, Recorder
 from emulator.core.workload import PlannedRequest
 from emulator.live.clock import ModelClock
 from emulator.live.control import PeerSocket
@@ -61,10 +62,14 @@ class _Waiting:
 
 
 class RouterClient:
-    """One client of a cluster; `async with` takes it into it and out of it."""
+    """One client of a cluster; `async with` takes it into it and out of it.
 
-    def __init__(self, target: RouterTarget) -> None:
+    Unless it has a schedule to keep (`scheduled`), its requests count from their send.
+    """
+
+    def __init__(self, target: RouterTarget, *, scheduled: bool = True) -> None:
         self._target = target
+        self._scheduled = scheduled
         self._name = f"bench-{secrets.token_hex(6)}"
         self._clock = ModelClock(1.0)
         self._control: PeerSocket
@@ -118,7 +123,7 @@ class RouterClient:
         if self._clock.t0_s is None or self._handed_in:
             return
         self._handed_in = True
-        self._recorder.cut(self._clock.now_s())
+        self._recorder.cut(self._clock.now_s(), END)
         for piece in pieces(self._name, GuestReport(records=tuple(self._recorder.records()))):
             self._control.send(piece)
 
@@ -170,8 +175,7 @@ class RouterClient:
 
     async def warm_up(self, request: PlannedRequest, n: int, now_s: Callable[[], float]) -> None:
         """A request that is not counted, the n-th."""
-        now = PlannedRequest("warmup", request.stream, now_s(), request.prompt_tokens, request.max_tokens)
-        await self._perform(f"{self._target.request_id_prefix}warmup-{n}", Exchange(n, now, 0.0), now_s)
+        await self._perform(f"{self._target.request_id_prefix}warmup-{n}", Exchange(n, request, now_s()), now_s)
 
     # --- the run --------------------------------------------------------------------------------------------------
 
@@ -188,8 +192,8 @@ class RouterClient:
             seen.fail(self._gone)
         else:
             sent_s = self._clock.now_s()
-            scheduled_s = sent_s - exchange.sent_s + request.scheduled_s
-            planned = (request_id, request.stream, scheduled_s, request.prompt_tokens, request.max_tokens)
+            delay_s = exchange.sent_s - exchange.due_s if self._scheduled else 0.0
+            planned = (request_id, request.stream, sent_s - delay_s, request.prompt_tokens, request.max_tokens)
             if self._recording:
                 self._recorder.sent(PlannedRequest(*planned), sent_s)
             self._open.add(request_id)
@@ -238,9 +242,9 @@ class RouterClient:
             case Begin(t0_s=t0_s):
                 if not self._began.done():
                     self._began.set_result(t0_s)
-            case EndRecord():
+            case EndRecord(requests=requests):
                 self._recording = False
-                self._recorder.cut(self._clock.now_s())
+                self._recorder.cut(self._clock.now_s(), END, keep=requests)
             case Stop():
                 self._lost("the cluster has stopped")
                 self._hand_in()

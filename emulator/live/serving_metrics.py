@@ -94,7 +94,7 @@ class ServingMetrics:
             request.tokens += n
             request.latest_s = now_s
 
-    def finished(self, message: Finished, now_s: float, *, stop: bool = False) -> None:
+    def finished(self, message: Finished, *, stop: bool = False) -> None:
         """A request ended; `stop`: at a stop, which the cluster knows nothing of."""
         request = self._open.pop(message.request_id, None)
         if request is None:
@@ -104,7 +104,7 @@ class ServingMetrics:
         self._prompt.inc(request.prompt_tokens)
         self._generation.inc(request.tokens)
         if end in ("stop", "length"):
-            self.families.observe(self._e2e, request.submitted_s, now_s)
+            self.families.observe(self._e2e, request.submitted_s, request.latest_s)
         self._told(message.times, failed=end == "error")
 
     def _told(self, times: RequestTimes, *, failed: bool) -> None:

@@ -12,10 +12,9 @@ from emulator.core.run_spec import RunSpec
 
 
 class HttpService(Listen, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Where a client's process serves HTTP, the key that its clients must show, if any, and how much is recorded."""
+    """Where a client's process serves HTTP, and the key that its clients must show, if any."""
 
     api_key: str = ""
-    record: RecordLimits = RecordLimits()
 
 
 class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -23,7 +22,7 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     A client without `http` sends the run's load; with it, it serves others' requests, and listens before it moves.
     With `netns` it moves there first; with `kernel_shaping` its NIC is shaped at the interface of `kv_address`.
-    A router or node with `metrics` serves its own there.
+    A router or node with `metrics` serves its own there. A router with `record` ends the record at these limits.
 
     A router listens on `control_address`, a node takes KV in on `kv_address`; addresses beyond loopback need
     the router's keys, or to be `insecure` on purpose. A node may keep up to `host_memory_bytes` of KV that it received
@@ -48,6 +47,7 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     join_timeout_s: float = 20.0
     http: HttpService | None = None
     metrics: Listen | None = None
+    record: RecordLimits | None = None
 
 
 class Ready(msgspec.Struct, frozen=True, tag_field="status", tag="ready"):
@@ -73,16 +73,17 @@ class Underway(msgspec.Struct, frozen=True, tag_field="status", tag="underway"):
 
 
 class RecordEnded(msgspec.Struct, frozen=True, tag_field="status", tag="record_ended"):
-    """An endpoint has recorded `requests` and records no more, since there was more than `limit`; it serves on."""
+    """A cluster has recorded `requests` and records no more, since there was more than `limit`; it serves on."""
 
     requests: int
     limit: str
 
 
 class Lost(msgspec.Struct, frozen=True, tag_field="status", tag="lost"):
-    """An endpoint has heard that the router lost the node `name`."""
+    """An endpoint has heard that the router lost the node `name`, or has it `back`."""
 
     name: str
+    back: bool = False
 
 
 class Done(msgspec.Struct, frozen=True, tag_field="status", tag="done"):

@@ -229,6 +229,9 @@ def warnings(run: RunSummary) -> list[str]:
     found = []
     if run.saturated:
         found.append(f"{name}: saturated, {run.unfinished} of {run.requests} requests unfinished at the drain deadline")
+    elif run.unfinished:
+        when = "it was stopped" if run.ended_by == "stop" else "its record ended"
+        found.append(f"{name}: {run.unfinished} of {run.requests} requests unfinished when {when}")
     if run.failed:
         found.append(f"{name}: {run.failed} of {run.requests} requests failed, the first because: {run.failure}")
     if not run.fidelity.ok:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from emulator.core.deployments import FirstToken
 from emulator.core.device_use import DeviceUse
 from emulator.core.records import Outcome, Record, StepRecord
-from emulator.core.run_summary import Fidelity, RunResult, summarize
+from emulator.core.run_summary import EndedBy, Fidelity, RunResult, summarize
 from emulator.core.specs import Slo
 from emulator.core.upkeep import Holdings
 
@@ -70,6 +70,7 @@ def made_run(
     holdings: Holdings | None = HOLDINGS,
     first_token: FirstToken | None = None,
     device: DeviceUse | None = None,
+    ended_by: EndedBy = "load",
 ) -> RunResult:
     """A run of ten seconds of arrivals."""
     summary = summarize(
@@ -84,5 +85,6 @@ def made_run(
         holdings=holdings,
         first_token=first_token,
         device=device,
+        ended_by=ended_by,
     )
     return RunResult(summary, records, steps)

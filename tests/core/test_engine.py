@@ -12,6 +12,7 @@ from emulator.core.effects import CancelTransmit, CloseTicket, Effect, OpenTicke
 from emulator.core.engine import Engine
 from emulator.core.messages import (
     Abort,
+    Forget,
     Generate,
     Heartbeat,
     KvReady,
@@ -473,6 +474,22 @@ def test_a_node_whose_router_is_silent_for_a_lease_gives_everything_up_and_says_
     engine.step_done(10.4)
     assert engine.pool.used_blocks == 0
     assert engine.idle
+
+
+def test_a_node_that_is_to_forget_gives_everything_up_without_a_word() -> None:
+    engine = _prefill_engine(kv_blocks=20)
+    engine.handle(Prefill("held", 100, 5), 0.0)
+    engine.handle(SendKv("held", 7, "there"), 0.0)
+    engine.step_done(0.1)
+    engine.handle(Prefill("computing", 100, 5), 0.2)
+    engine.handle(Reserve("expected", 50, 5), 0.2)
+    engine.handle(Reserve("waiting", 250, 5), 0.2)
+    effects = engine.handle(Forget(), 0.3)
+    assert replies(effects) == []
+    assert {CancelTransmit(7), CloseTicket(1)} <= set(effects)
+    engine.step_done(0.4)
+    assert engine.idle
+    engine.check_integrity()
 
 
 def test_any_word_from_the_router_renews_the_lease() -> None:

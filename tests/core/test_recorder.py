@@ -6,7 +6,7 @@ import pytest
 
 from emulator.core.effects import TokenRun
 from emulator.core.messages import Finished, FinishReason, TokenCount, Tokens
-from emulator.core.recorder import Recorder
+from emulator.core.recorder import END, Recorder
 from emulator.core.records import Outcome, Record, RequestTimes, TimeRun
 from tests.builders import request
 
@@ -120,6 +120,24 @@ def test_after_the_cut_a_request_stays_unfinished_and_only_its_places_and_times_
     assert (unfinished.prefill_node, unfinished.decode_node, unfinished.kv_bytes) == ("p", "d", 1_000)
     assert (done.outcome, done.reason) == ("completed", "")
     assert recorder.strays == 1
+
+
+def test_of_a_record_that_has_ended_only_the_first_requests_are_kept() -> None:
+    recorder = _recorder("a", "b", "c")
+    recorder.cut(5.0, END, keep=2)
+    recorder.tokens(_tokens("c"), 5.5)
+    assert [(r.request_id, r.reason) for r in recorder.records()] == [
+        ("a", "not finished at 5.000 s, the end of the record"),
+        ("b", "not finished at 5.000 s, the end of the record"),
+    ]
+
+
+def test_a_request_has_ended_with_its_last_token_however_late_that_is_told() -> None:
+    recorder = _recorder("a", "failed")
+    recorder.tokens(Tokens((TokenCount("a", 1), TokenCount("failed", 1))), 2.0)
+    recorder.finished(Finished("a", "length"), 2.5)
+    recorder.finished(Finished("failed", "error"), 2.5)
+    assert [record.finish_s for record in recorder.records()] == [2.0, 2.5]
 
 
 def test_records_come_in_the_order_of_sending() -> None:

@@ -11,6 +11,7 @@ from emulator.core.messages import (
     Abort,
     ClusterLoad,
     Finished,
+    Forget,
     Generate,
     Heartbeat,
     Hello,
@@ -18,6 +19,7 @@ from emulator.core.messages import (
     KvReceived,
     NodeFinish,
     NodeLoad,
+    Preempted,
     Prefill,
     PrefillDone,
     ReadLoad,
@@ -144,6 +146,89 @@ def test_a_request_that_ends_with_its_handoff_releases_the_prefill_node() -> Non
     router.check_integrity()
 
 
+# --- words that are overtaken ---------------------------------------------------------------------------------------
+
+DONE = RequestTimes(queued_s=0.0, prefill_start_s=0.1, prefill_end_s=0.2)
+READY = RequestTimes(kv_ready_s=0.25)
+MOVED = RequestTimes(kv_start_s=0.25, kv_end_s=0.4, kv_bytes=100)
+
+
+def _ended_before_prefill_was_told() -> Router:
+    """A router that has passed on the one token of request `a`, but has heard nothing of its prefill."""
+    router = known_router(prefill=1, decode=1)
+    submit(router, "a", max_tokens=1)
+    ended = _tokens("a", finished=(NodeFinish("a", "length", MOVED),))
+    assert router.handle("decode-0", ended, 0.4) == [
+        Send("client", Tokens((TokenCount("a", 1),))),
+        Send("prefill-0", Release("a")),
+    ]
+    router.check_integrity()
+    return router
+
+
+def _told(sends: list[Send]) -> Finished:
+    """The one thing that a client is told: the end of a request."""
+    (send,) = sends
+    assert isinstance(send.message, Finished)
+    return send.message
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_the_end_waits_for_the_times_of_the_prefill_node_and_tokens_do_not(turned: bool) -> None:
+    router = _ended_before_prefill_was_told()
+    words: list[PrefillDone | KvReady] = [PrefillDone("a", DONE), KvReady("a", READY)]
+    first, second = reversed(words) if turned else words
+    assert router.handle("prefill-0", first, 0.41) == []
+    end = _told(router.handle("prefill-0", second, 0.42))
+    assert (end.reason, end.times) == ("length", DONE.merged(READY).merged(MOVED))
+    assert router.live_requests == 0
+    router.check_integrity()
+
+
+def test_times_that_come_after_the_kv_are_noted_of_a_request_that_goes_on() -> None:
+    router = known_router(prefill=1, decode=1)
+    submit(router, "a", max_tokens=2)
+    router.handle("decode-0", _tokens("a"), 0.4)
+    assert router.handle("decode-0", KvReceived("a", MOVED), 0.4) == [Send("prefill-0", Release("a"))]
+    assert router.handle("prefill-0", PrefillDone("a", DONE.merged(READY)), 0.41) == []
+    (_, end) = router.handle("decode-0", _tokens("a", finished=(NodeFinish("a", "length"),)), 0.5)
+    assert _told([end]).times == DONE.merged(READY).merged(MOVED)
+
+
+def test_the_first_prefills_times_are_noted_of_a_request_that_is_prefilled_again() -> None:
+    router = known_router(prefill=1, decode=1, preemption="prefill")
+    submit(router, "a", max_tokens=3)
+    router.handle("decode-0", KvReceived("a", MOVED), 0.4)
+    router.handle("decode-0", _tokens("a"), 0.4)
+    router.handle("decode-0", Preempted("a", 1), 0.4)
+    assert router.handle("prefill-0", PrefillDone("a", DONE.merged(READY)), 0.41) == []
+    router.handle("decode-0", KvReceived("a~1", MOVED), 0.9)
+    end = _told(router.handle("decode-0", StepTokens((), (NodeFinish("a~1", "length"),)), 0.9))
+    again = RequestTimes(preemptions=1, kv_bytes_again=100)
+    assert end.times == DONE.merged(READY).merged(MOVED).merged(again)
+
+
+def test_the_end_does_not_wait_for_a_prefill_node_that_is_lost() -> None:
+    assert _told(_ended_before_prefill_was_told().lost("prefill-0")).reason == "length"
+
+
+@pytest.mark.parametrize("how", ["abort", "gone", "late"])
+def test_a_request_that_has_all_its_tokens_ends_well_whatever_comes_before_that_is_told(how: str) -> None:
+    router = _ended_before_prefill_was_told()
+    match how:
+        case "abort":
+            sends = router.handle("client", Abort("a"), 0.5)
+        case "gone":
+            sends = router.lost("client")
+        case _:
+            for node in ("prefill-0", "decode-0"):
+                router.dismiss(node)
+            sends = router.tick(1000.0)
+    assert (_told(sends).reason, _told(sends).times) == ("length", MOVED)
+    assert router.live_requests == 0
+    router.check_integrity()
+
+
 # --- first token and admission --------------------------------------------------------------------------------------
 
 
@@ -159,12 +244,13 @@ def test_a_first_token_from_prefill_goes_out_when_the_prompt_is_done() -> None:
     router = known_router(prefill=1, decode=1, first_token="prefill")
     submit(router, "a")
     first = [Send("client", Tokens((TokenCount("a", 1),)))]
-    assert router.handle("prefill-0", PrefillDone("a", RequestTimes(prefill_end_s=0.2)), 0.2) == first
+    done = PrefillDone("a", RequestTimes(prefill_end_s=0.2, kv_ready_s=0.2))
+    assert router.handle("prefill-0", done, 0.2) == first
     assert router.handle("decode-0", KvReceived("a", RequestTimes(kv_end_s=0.4)), 0.4) == [
         Send("prefill-0", Release("a"))
     ]
     ended = router.handle("decode-0", _tokens("a", finished=(NodeFinish("a", "length"),)), 0.5)
-    times = RequestTimes(prefill_end_s=0.2, kv_end_s=0.4, streamed_s=0.2)
+    times = RequestTimes(prefill_end_s=0.2, kv_ready_s=0.2, kv_end_s=0.4, streamed_s=0.2)
     assert ended == [*first, Send("client", Finished("a", "length", "", "prefill-0", "decode-0", times))]
     router.check_integrity()
 
@@ -348,7 +434,7 @@ def test_what_a_lost_attempt_still_says_is_not_taken_for_the_present_one() -> No
     router = known_router(prefill=1, decode=2)
     submit(router, "a")
     router.lost("decode-0")
-    old = RequestTimes(prefill_end_s=99.0, kv_bytes=99)
+    old = RequestTimes(prefill_end_s=99.0, kv_ready_s=99.0, kv_bytes=99)
     for peer, message in (
         ("prefill-0", PrefillDone("a", old)),
         ("prefill-0", KvReady("a", old)),
@@ -357,8 +443,11 @@ def test_what_a_lost_attempt_still_says_is_not_taken_for_the_present_one() -> No
         ("prefill-0", Rejected("a", "old")),
     ):
         assert router.handle(peer, message, 0.2) == []
-    (_, finished) = router.handle("decode-1", _tokens("a~1", finished=(NodeFinish("a~1", "length"),)), 0.3)[-2:]
-    assert finished == Send("client", Finished("a", "length", "", "prefill-0", "decode-1"))
+    router.handle("decode-1", _tokens("a~1", finished=(NodeFinish("a~1", "length"),)), 0.3)
+    own = RequestTimes(prefill_end_s=0.2, kv_ready_s=0.2)
+    assert router.handle("prefill-0", PrefillDone("a~1", own), 0.3) == [
+        Send("client", Finished("a", "length", "", "prefill-0", "decode-1", own))
+    ]
 
 
 def test_a_lost_node_itself_is_not_listened_to() -> None:
@@ -366,8 +455,26 @@ def test_a_lost_node_itself_is_not_listened_to() -> None:
     submit(router, "a")
     router.lost("colocated-0")
     assert router.handle("colocated-0", _tokens("a"), 0.2) == []
-    assert router.handle("colocated-0", Heartbeat(1, 1, 1), 0.2) == [], "it gives up by itself when its lease is over"
-    assert router.ignored == 2
+    assert router.ignored == 1
+
+
+def test_a_lost_node_that_speaks_again_forgets_what_it_had_and_serves_on() -> None:
+    router = known_router(prefill=1, decode=1)
+    submit(router, "a")
+    router.handle("decode-0", _tokens("a"), 0.2)
+    router.lost("prefill-0")
+    assert list(router.away) == ["prefill-0"]
+    assert router.handle("prefill-0", Heartbeat(1, 2, 3), 6.0) == [
+        Send("prefill-0", Forget()),
+        Send("prefill-0", Welcome()),
+    ]
+    assert (list(router.away), router.lost_nodes) == ([], ["prefill-0"])
+    assert NodeLoad("prefill-0", Heartbeat(1, 2, 3)) in router.loads
+    assert _places(router, 100) == [("decode-0", "prefill-0")]
+    assert router.handle("prefill-0", PrefillDone("a", RequestTimes()), 6.1) == [], "that is over"
+    router.handle("decode-0", Heartbeat(1, 2, 3), 10.0)
+    assert router.tick(10.9) == [], "its silence counts anew"
+    router.check_integrity()
 
 
 def test_a_request_that_has_streamed_tokens_fails_with_its_node() -> None:

@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 
-from emulator.core.run_summary import Fidelity, RunSummary, summarize
+from emulator.core.run_summary import EndedBy, Fidelity, RunSummary, summarize
 from emulator.core.specs import Slo
 from tests.core.made_records import made_record, made_run
 
@@ -45,6 +45,12 @@ def test_a_run_with_unfinished_requests_is_saturated() -> None:
     run = made_run([made_record(), made_record(outcome="unfinished")], SLO).summary
     assert run.saturated
     assert run.unfinished == 1
+
+
+@pytest.mark.parametrize("ended_by", ["stop", "limit"])
+def test_a_run_whose_record_was_ended_before_its_requests_is_not_saturated(ended_by: EndedBy) -> None:
+    run = made_run([made_record(), made_record(outcome="unfinished")], SLO, ended_by=ended_by).summary
+    assert (run.saturated, run.unfinished, run.ended_by) == (False, 1, ended_by)
 
 
 def test_breakdown_adds_up_to_the_mean_ttft() -> None:

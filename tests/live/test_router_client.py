@@ -28,6 +28,7 @@ from emulator.core.messages import (
     Begin,
     ClockReading,
     ClusterLoad,
+    EndRecord,
     Finished,
     Hello,
     Message,
@@ -40,7 +41,7 @@ from emulator.core.messages import (
     Tokens,
     Welcome,
 )
-from emulator.core.records import read_records
+from emulator.core.records import Record, read_records
 from emulator.core.workload import PlannedRequest
 from emulator.live import router_client
 from emulator.live.bench import LoadTest
@@ -168,11 +169,54 @@ async def test_its_records_are_handed_in_on_the_runs_clock() -> None:
     report = msgspec.json.decode(b"".join(piece.data for piece in pieces), type=GuestReport)
     assert [r.request_id for r in report.records] == ["b-warmup-0", "b-0", "b-1", "b-2", "b-3"]
     assert [r.output_tokens for r in report.records] == [2, 3, 3, 3, 3]
+    warm_up = report.records[0]
+    assert warm_up.sent_s is not None
+    assert 5.0 <= warm_up.scheduled_s <= warm_up.sent_s
     for record, exchange in zip(report.records[1:], observed.exchanges, strict=True):
         assert record.sent_s is not None
         assert exchange.sent_s is not None
         assert record.sent_s >= 5.0, "model seconds since the run began"
         assert record.sent_s - record.scheduled_s == pytest.approx(exchange.sent_s - exchange.request.scheduled_s)
+
+
+async def _handed_in(router: ScriptedRouter) -> list[Record]:
+    assert await asyncio.to_thread(eventually, lambda: bool(router.of(Report)))
+    return list(msgspec.json.decode(b"".join(p.data for p in router.of(Report)), type=GuestReport).records)
+
+
+@pytest.mark.parametrize("scheduled", [True, False])
+async def test_a_request_counts_from_when_it_had_a_place_or_without_a_schedule_from_its_send(scheduled: bool) -> None:
+    async with _routing() as router:
+        target = RouterTarget(endpoint=router.endpoint, request_id_prefix="b-", ready_s=5.0)
+        async with RouterClient(target, scheduled=scheduled) as client:
+            await client.prepare(None)
+            plan = lengths_plan(50, 3, 4, Pace(), 0)
+            assert plan.at_once
+            observed = await LoadTest(plan, client, max_concurrency=1).run(lambda _: None)
+        records = await _handed_in(router)
+    for record, exchange in zip(records, observed.exchanges, strict=True):
+        assert record.sent_s is not None
+        assert exchange.sent_s is not None
+        delay_s = exchange.sent_s - exchange.due_s if scheduled else 0.0
+        assert record.sent_s - record.scheduled_s == pytest.approx(delay_s)
+    waited = [exchange.due_s - exchange.request.scheduled_s for exchange in observed.exchanges]
+    assert waited == sorted(waited)
+    assert waited[-1] > 0, "the last one had to wait for its place"
+
+
+async def test_what_the_record_has_no_place_for_is_not_handed_in() -> None:
+    def ends_with_the_third(router: ScriptedRouter, submit: Submit) -> None:
+        if submit.request_id == "b-2":
+            router.say(EndRecord(2))
+        _tokens(router, submit)
+
+    async with _routing(answer=ends_with_the_third) as router:
+        async with _client(router) as client:
+            await client.prepare(None)
+            observed = await LoadTest(lengths_plan(50, 3, 5, Pace(50.0), 0), client).run(lambda _: None)
+        records = await _handed_in(router)
+    assert [e.outcome for e in observed.exchanges] == ["completed"] * 5
+    assert [(r.request_id, r.outcome) for r in records] == [("b-0", "completed"), ("b-1", "completed")]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from rich.console import Console
 from emulator.core.calibrated_units import CalibrationUsed
 from emulator.core.compare_summary import CompareSummary
 from emulator.core.device_use import DeviceUse, NodeDevice, SharedDevice
+from emulator.core.run_summary import EndedBy
 from emulator.report.table import (
     breakdown_table,
     comparison_table,
@@ -17,8 +18,10 @@ from emulator.report.table import (
     cost_table,
     figure_text,
     ms_text,
+    notes,
     percent_text,
     render,
+    warnings,
     withheld_lines,
 )
 from tests.core.made_records import made_record, made_run
@@ -51,6 +54,13 @@ def test_the_table_says_what_to_distrust(compare: CompareSummary) -> None:
     assert "1p1d at 1Gbps: saturated, 10 of 20 requests unfinished at the drain deadline" in text
     assert "1p1d at 5Gbps: fidelity: loop lag p99 4.2 ms is above 2 ms (scale.time = 2 would do)" in text
     assert re.search(r"1Gbps +10/20 .* saturated", text)
+
+
+@pytest.mark.parametrize(("ended_by", "when"), [("stop", "it was stopped"), ("limit", "its record ended")])
+def test_what_was_unfinished_when_a_record_was_ended_is_told_and_is_no_saturation(ended_by: EndedBy, when: str) -> None:
+    made = made_run([made_record(), made_record("b", outcome="unfinished")], SLO, deployment="1p1d", ended_by=ended_by)
+    assert warnings(made.summary) == [f"1p1d: 1 of 2 requests unfinished when {when}"]
+    assert notes(made.summary) == []
 
 
 def test_what_was_prefilled_where_it_was_decoded_stands_beside_its_row() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 HIDDEN = "***"
 SHORTEST_HEADER = 8
+_SCHEMES = ("", "http", "https", "tcp")
 
 
 class Redaction:
@@ -30,6 +31,6 @@ def shown_url(url: str) -> str:
     scheme = before if colon else ""
     rest = rest if colon else url
     credentials, at, host = rest.rpartition("@")
-    if "@" in scheme or "?" in credentials:
+    if "@" in scheme or "?" in credentials or (at and scheme not in _SCHEMES):  # a name may stand where a scheme would
         return HIDDEN
     return f"{scheme}{colon}{HIDDEN + at if at else ''}{host.partition('?')[0]}"
