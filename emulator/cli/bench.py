@@ -32,6 +32,7 @@ from emulator.live.client import Progress
 from emulator.report import bench_table
 
 INTERRUPTED = 130
+NOTHING_COMPLETED = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ def bench(
         list[str] | None, typer.Argument(metavar="[NAME:MS]...", help="Further bounds of --goodput.")
     ] = None,
 ) -> None:
-    """Send requests to the server at URL; print latencies, throughput and goodput."""
+    """Send requests to the server at URL; print latencies, throughput and goodput. Status 1: none completed."""
     pace, measures = flags.pace(), flags.measures(bounds or ())
     target = server.target(keep_text=output.save_detailed)
     date = time.strftime("%Y%m%d-%H%M%S")
@@ -81,8 +82,11 @@ def bench(
     if folder is not None:
         save(document, folder / "bench.json")
         (folder / "records.jsonl").write_bytes(write_rows(e.record() for e in observed.exchanges))
+    _tell_failures(document)
     if observed.interrupted:
         raise typer.Exit(INTERRUPTED)
+    if document["requests"] and not document["completed"]:
+        raise typer.Exit(NOTHING_COMPLETED)
 
 
 def register(app: typer.Typer) -> None:
@@ -117,6 +121,16 @@ async def _warm_up(server: Server, load: PlannedLoad, flags: BenchFlags) -> None
             await server.warm_up(first, n, clock)
 
     await asyncio.gather(*(one(n) for n in range(flags.num_warmups)))
+
+
+def _tell_failures(document: dict[str, Any]) -> None:
+    """One line about requests that failed, whatever becomes of standard output."""
+    if not document["failed"]:
+        return
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in document["failed_by_reason"].items())
+    none = "" if document["completed"] else "no request completed: "
+    line = f"{none}{document['failed']:,} of {document['requests']:,} requests failed ({reasons})"
+    Console(stderr=True, highlight=False, soft_wrap=True).print(line, markup=False)
 
 
 class _Display(Display):

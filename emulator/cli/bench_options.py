@@ -16,7 +16,7 @@ from emulator.core.bench.arrivals import Pace, RampUp, RampUpStrategy
 from emulator.core.bench.measures import Measures, parse_goodput, parse_latencies, parse_percentiles
 from emulator.core.bench.plan import DEFAULT_NUM_PROMPTS, lengths_plan, topology_plan, trace_plan
 from emulator.core.errors import ConfigError
-from emulator.core.trace import Trace
+from emulator.core.trace import Trace, check_rate
 from emulator.core.workload import LoadPlan
 from emulator.lab.catalog_files import load_catalog
 from emulator.lab.topology_files import load_trace, load_traces
@@ -94,8 +94,8 @@ class BenchFlags(TraceFlags):
 
     def pace(self) -> Pace:
         """How fast requests are sent."""
-        if not self.request_rate > 0:
-            raise ConfigError(f"--request-rate {self.request_rate:g}: must be above 0 requests per second, or inf")
+        if not math.isinf(self.request_rate) or self.request_rate < 0:
+            check_rate(self.request_rate, f"--request-rate {self.request_rate:g}")
         if not self.burstiness > 0:
             raise ConfigError(f"--burstiness {self.burstiness:g}: must be above 0")
         return Pace(self.request_rate, self.burstiness, self._ramp_up())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import math
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from emulator.core import specs, traffic
 from emulator.core.device_spec import DeviceName, DeviceSpec
 from emulator.core.errors import ConfigError
 from emulator.core.quantities import BitsPerSecond, Seconds, parse_span
+from emulator.core.trace import check_rate
 from emulator.core.workload import scale_rate
 from emulator.lab.catalog_files import load_catalog
 from emulator.lab.topology_files import load_topology, load_traces
@@ -218,8 +218,7 @@ def read_topology(path: Path, traffic: Traffic) -> specs.Topology:
     model = traffic.model or topology.model
     topology = msgspec.structs.replace(topology, model=model, workload=workload, device=device)
     if traffic.rate is not None:
-        if not 0 < traffic.rate < math.inf:
-            raise ConfigError(f"--rate {traffic.rate:g}: must be above 0 requests per second, and finite")
+        check_rate(traffic.rate, f"--rate {traffic.rate:g}")
         workload = scale_rate(workload, traffic.rate, load_traces(topology, load_catalog()))
     network = topology.kv_network
     if traffic.kv_bandwidth is not None:

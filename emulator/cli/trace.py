@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +13,7 @@ from emulator.cli.display import stdout
 from emulator.cli.options import TraceFlags, taking
 from emulator.core import traffic
 from emulator.core.errors import ConfigError
-from emulator.core.trace import Trace
+from emulator.core.trace import Trace, check_rate
 from emulator.core.trace_summary import reading_line, replay_line, summarize_trace
 from emulator.lab.experiment import Experiment
 from emulator.lab.run_folder import pretty
@@ -63,14 +62,14 @@ def tell_traces(traces: Mapping[str, Trace], prepared: Experiment | None = None)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     for stream, found in traces.items():
         if prepared is not None and stream in replays:
-            console.print(replay_line(found, replays[stream], prepared.runs[0].load.duration_s))
+            duration_s = float(prepared.topology.workload.duration)
+            console.print(replay_line(found, replays[stream], prepared.runs[0].load, duration_s))
         else:
             console.print(reading_line(found))
 
 
 def _at_rate(found: Trace, rate_per_s: float, file: Path) -> Trace:
-    if not 0 < rate_per_s < math.inf:
-        raise ConfigError(f"--rate {rate_per_s:g}: must be above 0 requests per second, and finite")
+    check_rate(rate_per_s, f"--rate {rate_per_s:g}")
     if found.rate_per_s is None:
         what = "come at one instant" if found.timed else "have no times"
         raise ConfigError(f"--rate {rate_per_s:g}: the requests of {file} {what}, so there is no rate to change")

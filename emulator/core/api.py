@@ -7,32 +7,12 @@ from typing import Any
 import msgspec
 
 from emulator.core import vocabulary
-from emulator.core.api_error import invalid
-from emulator.core.completion_request import (
-    ChatMessage,
-    chat_prompt,
-    check_token_ids,
-    one_prompt,
-    prompt_length,
-    read_body,
-)
+from emulator.core.completion_fields import DetokenizeBody, TokenizeBody
+from emulator.core.completion_request import chat_prompt, one_prompt, prompt_length
 
 MIN_BODY_BYTES = 1024 * 1024
 MAX_BODY_BYTES = 8 * 1024 * 1024
 BODY_BYTES_PER_TOKEN = 16
-
-
-class TokenizeBody(msgspec.Struct, frozen=True):
-    """Of `/tokenize`: a text, or a conversation."""
-
-    prompt: Any = None
-    messages: list[ChatMessage] | None = None
-
-
-class DetokenizeBody(msgspec.Struct, frozen=True):
-    """Of `/detokenize`."""
-
-    tokens: list[int]
 
 
 def max_body_bytes(context_tokens: int) -> int:
@@ -53,20 +33,16 @@ def model_card(model: str, context_tokens: int) -> dict[str, Any]:
     }
 
 
-def tokenize(data: bytes, context_tokens: int) -> bytes:
+def tokenize(body: TokenizeBody, context_tokens: int) -> bytes:
     """The tokens of a text, and how many there are."""
-    body = read_body(data, TokenizeBody)
-    prompt = chat_prompt(body.messages) if body.messages is not None else one_prompt(body.prompt, context_tokens)
-    prompt_length(prompt, context_tokens, "prompt")
-    tokens = vocabulary.encode(prompt) if isinstance(prompt, str) else list(prompt)
+    chat = body.messages is not None
+    prompt = chat_prompt(body.messages, context_tokens) if chat else one_prompt(body.prompt)
+    tokens = vocabulary.encode(prompt, context_tokens) if isinstance(prompt, str) else prompt
+    prompt_length(tokens, context_tokens, "messages" if chat else "prompt")
     return msgspec.json.encode({"count": len(tokens), "max_model_len": context_tokens, "tokens": tokens})
 
 
-def detokenize(data: bytes, context_tokens: int) -> bytes:
+def detokenize(body: DetokenizeBody, context_tokens: int) -> bytes:
     """The text of some tokens."""
-    body = read_body(data, DetokenizeBody)
-    check_token_ids(body.tokens, "tokens", context_tokens)
-    try:
-        return msgspec.json.encode({"prompt": vocabulary.decode(body.tokens)})
-    except ValueError as error:
-        raise invalid(f"tokens: {error}", "tokens") from None
+    prompt_length(body.tokens, context_tokens, "tokens")
+    return msgspec.json.encode({"prompt": vocabulary.decode(body.tokens)})

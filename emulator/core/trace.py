@@ -10,11 +10,24 @@ from typing import Literal
 
 import msgspec
 
+from emulator.core.errors import ConfigError
 from emulator.core.traffic import TimeUnit, TraceFormat
 
 DropReason = Literal[
     "no_time", "no_length", "outside_slice", "no_output_tokens", "no_prompt_tokens", "over_context", "beyond_limit"
 ]
+
+
+LOWEST_RATE_PER_S, HIGHEST_RATE_PER_S = 1e-6, 1e6
+"""What may be asked for: beyond these, times are no longer told apart, or nobody waits for the end."""
+
+
+def check_rate(rate_per_s: float, what: str) -> None:
+    """Raises ConfigError for a rate that no traffic can have; `what` asked for it."""
+    if not LOWEST_RATE_PER_S <= rate_per_s <= HIGHEST_RATE_PER_S:
+        raise ConfigError(
+            f"{what}: must be from {LOWEST_RATE_PER_S:.6f} to {HIGHEST_RATE_PER_S:,.0f} requests per second"
+        )
 
 
 class TraceRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):

@@ -57,6 +57,8 @@ def select(columns: Columns, file: str, options: TraceOptions, context_tokens: i
     elif context_tokens is not None:
         over_context = int(rows.over(context_tokens).sum())
     dropped = {reason: count for reason, count in dropped.items() if count}
+    if not columns.rows_read:
+        raise ConfigError(f"{file}: there is no request in it; give a file that has at least one")
     if not len(rows):
         raise ConfigError(
             f"{file}: no request is left of {counted(columns.rows_read, 'row')}: {dropped_text(dropped)}; "

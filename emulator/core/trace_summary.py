@@ -120,9 +120,15 @@ def reading_line(trace: Trace) -> str:
     return "; ".join((f"{head}: {used}", *changes(reading)))
 
 
-def replay_line(trace: Trace, replay: ReplayedTrace, duration_s: float) -> str:
-    """One line about how a trace was read and how much of it is sent."""
+def replay_line(trace: Trace, replay: ReplayedTrace, load: LoadPlan, duration_s: float) -> str:
+    """One line about how a trace was read and how much of it is sent; `duration_s` is the workload's."""
     how = "" if trace.timed else " at random (poisson)"
-    line = f"{reading_line(trace)}; {replay.sent:,} sent{how} within {duration_s:g} s"
-    rest = replay.trace.reading.rows_used - replay.sent
-    return f"{line}, the other {rest:,} not" if rest else line
+    line = f"{reading_line(trace)}; {replay.sent:,} sent{how} within {load.duration_s:g} s"
+    if rest := replay.trace.reading.rows_used - replay.sent:
+        return f"{line}, the other {rest:,} not"
+    if load.duration_s < duration_s:
+        return (
+            f"{line}: the trace ends before the duration of {duration_s:g} s, and rates are over {load.duration_s:g} s"
+        )
+    last_s = max(request.scheduled_s for request in load.open if request.stream == replay.stream)
+    return f"{line}, the last one after {last_s:g} s"

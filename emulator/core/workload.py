@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 import msgspec
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from emulator.core import traffic
 from emulator.core.errors import ConfigError
 from emulator.core.lengths import Lengths, LengthSource, stream_lengths
-from emulator.core.trace import Trace
+from emulator.core.trace import Trace, check_rate
 
 MAX_REQUESTS = 200_000
 _CHUNK = 4096  # fixed, so that sums of gaps are the same whatever the rate
@@ -67,7 +67,7 @@ class UserPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class LoadPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All traffic of a run: open-loop requests in order of time, and closed-loop users. Model seconds.
 
-    Nothing is sent at or after `duration_s`; what still runs then has `drain_s` more.
+    Nothing is sent at or after `duration_s`, the arrival window; what still runs then has `drain_s` more.
     """
 
     open: tuple[PlannedRequest, ...]
@@ -83,6 +83,9 @@ class LoadPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def plan_load(workload: traffic.Workload, traces: Mapping[str, Trace]) -> LoadPlan:
     """Draw every request of a run; `traces` has, by the stream's name, the trace of each stream that replays one.
+
+    Where all traffic is of traces that end before the workload's duration, so does the arrival window, and the time to
+    drain is longer by as much: a rate over the silence after them would be nobody's.
 
     Raises ConfigError for traffic that cannot be: times at or after the end, users that would never start, a trace
     that is missing or cannot be rescaled, ids of two streams that would coincide, more than MAX_REQUESTS, or none.
@@ -103,7 +106,8 @@ def plan_load(workload: traffic.Workload, traces: Mapping[str, Trace]) -> LoadPl
     if not requests and not users:
         raise ConfigError(f"workload: no request falls within {duration_s:g}s: raise duration or a rate")
     requests.sort(key=lambda request: (request.scheduled_s, request.request_id))
-    return LoadPlan(tuple(requests), tuple(users), duration_s, float(workload.drain))
+    window_s = min(duration_s, _end_of_traces_s(workload, traces, requests))
+    return LoadPlan(tuple(requests), tuple(users), window_s, duration_s + float(workload.drain) - window_s)
 
 
 def open_rate_per_s(workload: traffic.Workload, traces: Mapping[str, Trace] = _NO_TRACES) -> float:
@@ -120,10 +124,9 @@ def scale_rate(
     """The same workload at a total open-loop rate (see `open_rate_per_s`) of `rate_per_s`, all streams in proportion.
 
     `traces` is needed where a trace stream keeps its own pace. Raises ConfigError when there is no stream with a
-    rate, the rate is not above 0, or such a trace is missing or has no rate.
+    rate, it is no possible one, or such a trace is missing or has no rate.
     """
-    if not (math.isfinite(rate_per_s) and rate_per_s > 0):
-        raise ConfigError(f"workload: a rate of {rate_per_s:g} requests per second; it must be above 0")
+    check_rate(rate_per_s, f"workload: a rate of {rate_per_s:g}")
     rates = _rates(workload, traces)
     if not rates:
         raise ConfigError(
@@ -280,6 +283,26 @@ def _replay(
         if time_s >= float(workload.duration):
             break
         yield PlannedRequest(f"{stream.name}-{n:05d}", stream.name, time_s, row.prompt_tokens, row.output_tokens)
+
+
+def _end_of_traces_s(
+    workload: traffic.Workload, traces: Mapping[str, Trace], requests: Sequence[PlannedRequest]
+) -> float:
+    """When all traffic has ended: a mean gap after the last request of each trace. Infinite if other traffic goes on.
+
+    So are the ends of traces of which not everything is sent, or whose requests have no gap.
+    """
+    times: dict[str, list[float]] = {stream.name: [] for stream in workload.streams}
+    for request in requests:
+        times[request.stream].append(request.scheduled_s)
+    ends = []
+    for stream in workload.streams:
+        n, last_s = len(times[stream.name]), max(times[stream.name], default=0.0)
+        traced = isinstance(stream.arrivals, traffic.Trace)
+        if not traced or n < len(traces[stream.name].rows) or n < 2 or last_s <= 0:
+            return math.inf
+        ends.append(last_s * n / (n - 1))
+    return max(ends)
 
 
 def _replay_at_random(

@@ -114,6 +114,7 @@ class LoadTest:
         telling = asyncio.create_task(self._tell(report_progress))
         lag.start()
         try:
+            began_unix_s = time.time() + START_DELAY_S
             self._clock.begin(time.monotonic() + START_DELAY_S)
             self._rearm()
             await self._over.wait()
@@ -128,7 +129,7 @@ class LoadTest:
         if not self._interrupted:
             duration_s = max(ends, default=duration_s)
         lag_s = tuple(sample / self._clock.scale_time for sample in lag.samples_s)
-        return Observed(tuple(self._exchanges), lag_s, duration_s, self._interrupted)
+        return Observed(tuple(self._exchanges), lag_s, duration_s, self._interrupted, began_unix_s)
 
     def stop(self) -> None:
         """End the run as it stands; what has not ended is unfinished."""

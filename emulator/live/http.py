@@ -19,12 +19,14 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 from aiohttp import web
 
 from emulator.core import api, completion_request
 from emulator.core.api_error import ApiError, not_served
+from emulator.core.completion_fields import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, read_body
 from emulator.core.completion_reply import Reply, error_event
 from emulator.core.completion_request import Generation
 from emulator.core.messages import (
@@ -48,6 +50,8 @@ from emulator.live.membership import Heard, Membership
 from emulator.live.reports import RunReport
 from emulator.live.serving_metrics import ServingMetrics
 from emulator.live.status import Assignment, Lost
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 STREAM = "http"
 SETTLE_S = 0.5
@@ -161,14 +165,23 @@ class HttpProcess:
         if not hmac.compare_digest(given.encode("utf-8", "replace"), f"Bearer {key}".encode()):
             raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
 
-    def _completion(self, exchange: Exchange) -> None:
-        self._generate(exchange, completion_request.completion, "cmpl")
+    async def _completion(self, exchange: Exchange) -> None:
+        body = await self._body(exchange, CompletionBody)
+        generation = completion_request.completion(body, model=self._run.model, context_tokens=self._context_tokens)
+        self._generate(exchange, generation, "cmpl")
 
-    def _chat(self, exchange: Exchange) -> None:
-        self._generate(exchange, completion_request.chat, "chatcmpl")
+    async def _chat(self, exchange: Exchange) -> None:
+        body = await self._body(exchange, ChatBody)
+        generation = completion_request.chat(body, model=self._run.model, context_tokens=self._context_tokens)
+        self._generate(exchange, generation, "chatcmpl")
 
-    def _generate(self, exchange: Exchange, read: Callable[..., Generation], kind: str) -> None:
-        generation = read(exchange.body, model=self._run.model, context_tokens=self._context_tokens)
+    async def _body(self, exchange: Exchange, kind: type[T]) -> T:
+        """A large one takes milliseconds to decode, and again to be counted; streams go on between the two."""
+        body = read_body(exchange.body, kind, self._context_tokens)
+        await asyncio.sleep(0)
+        return body
+
+    def _generate(self, exchange: Exchange, generation: Generation, kind: str) -> None:
         if self._server.closing:
             raise ApiError(503, "the endpoint is shutting down")
         if refusal := run_refusal(self._run, generation.prompt_tokens, generation.max_tokens):
@@ -267,11 +280,13 @@ class HttpProcess:
         completion_request.check_model(exchange.request.match_info["model"], self._run.model)
         exchange.answer(200, msgspec.json.encode(api.model_card(self._run.model, self._context_tokens)))
 
-    def _tokenize(self, exchange: Exchange) -> None:
-        exchange.answer(200, api.tokenize(exchange.body, self._context_tokens))
+    async def _tokenize(self, exchange: Exchange) -> None:
+        body = await self._body(exchange, TokenizeBody)
+        exchange.answer(200, api.tokenize(body, self._context_tokens))
 
-    def _detokenize(self, exchange: Exchange) -> None:
-        exchange.answer(200, api.detokenize(exchange.body, self._context_tokens))
+    async def _detokenize(self, exchange: Exchange) -> None:
+        body = await self._body(exchange, DetokenizeBody)
+        exchange.answer(200, api.detokenize(body, self._context_tokens))
 
     def _scrape(self, exchange: Exchange) -> None:
         """Ask for the nodes' load first; without an answer in time, tell what was known before."""

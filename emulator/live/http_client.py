@@ -166,7 +166,7 @@ class OpenAiClient:
                 if response.status != 200:
                     return None
                 return len(msgspec.json.decode(await response.read(), type=_Tokenized).tokens)
-        except (TimeoutError, aiohttp.ClientError, OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        except (TimeoutError, aiohttp.ClientError, OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None
 
     # --- the run --------------------------------------------------------------------------------------------------
@@ -245,5 +245,5 @@ def _model_ids(body: bytes) -> list[str]:
     try:
         found: Any = msgspec.json.decode(body)
         return [model["id"] for model in found["data"] if isinstance(model["id"], str)]
-    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
         return []

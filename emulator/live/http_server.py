@@ -1,9 +1,10 @@
-"""HTTP on sockets, by aiohttp: a request goes to a handler that returns at once, and is answered whenever it can be.
+"""HTTP on sockets, by aiohttp: a request goes to a handler that returns soon, and is answered whenever it can be.
 
     request ──▶ handler(Exchange) ──▶ Exchange.answer | .begin, .write … ──▶ response
 
-Handlers are no coroutines: whoever hears of a token writes it, and the task that aiohttp keeps for every request sends
-what was written. `Exchange.left` is called when the client is gone before its answer is complete, written to or not.
+Handlers do not wait for the answer: whoever hears of a token writes it, and the task that aiohttp keeps for every
+request sends what was written. They are coroutines only where it takes some time to read what is asked.
+`Exchange.left` is called when the client is gone before its answer is complete, written to or not.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from emulator.core.api_error import ApiError
 from emulator.live.listening import BACKLOG
@@ -28,8 +30,11 @@ MAX_UNREAD_BYTES = 8 * 1024 * 1024
 """A client that leaves so much of its answer unread is not waited for."""
 
 _log = logging.getLogger(__name__)
+_aiohttp_log = _log.getChild("aiohttp")
+# Who sends what is no HTTP is told so; the log is for what goes wrong here.
+_aiohttp_log.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError)))
 
-Handler = Callable[["Exchange"], None]
+Handler = Callable[["Exchange"], Awaitable[None] | None]
 Routes = Mapping[str, tuple[str, Handler]]
 """What is at a path: the one method that is taken there, and who serves it."""
 
@@ -138,6 +143,9 @@ class HttpServer:
             app,
             handler_cancellation=True,
             access_log=None,
+            logger=_aiohttp_log,
+            # A small body may be a very large one when it is unpacked, and aiohttp reads on after a refusal.
+            auto_decompress=False,
             keepalive_timeout=IDLE_S,
             shutdown_timeout=CLOSE_S / 2,
         )
@@ -170,6 +178,9 @@ class HttpServer:
         """Every refusal in OpenAI's form, whoever refuses."""
         try:
             self._authorize(request)
+            encoding = request.headers.get("Content-Encoding", "identity")
+            if encoding.lower() != "identity":
+                raise ApiError(415, f"Content-Encoding {encoding:.40} is not taken: send the body as it is")
             return await handler(request)
         except ApiError as error:
             return _refusal(error)
@@ -204,7 +215,9 @@ def _serving(handler: Handler) -> _Coroutine:
             raise ApiError(408, f"the body did not come within {BODY_S:g} s") from None
         exchange = Exchange(request, body)
         try:
-            handler(exchange)
+            reading = handler(exchange)
+            if reading is not None:
+                await reading
         except ApiError as error:
             exchange.refuse(error)
         except Exception:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import os
 import signal
 import socket
@@ -92,19 +93,34 @@ def test_a_topologys_traffic_is_sent(server: ScriptedServer, pdemu: Pdemu) -> No
 
 
 @pytest.mark.live
-def test_failures_are_counted_and_no_failure_of_the_command(pdemu: Pdemu) -> None:
+@pytest.mark.parametrize(
+    ("failing", "status", "told"),
+    [
+        (range(3), 1, "no request completed: 3 of 3 requests failed (3 error in the stream)"),
+        (range(1, 3), 0, "2 of 3 requests failed (2 error in the stream)"),
+    ],
+)
+def test_failures_are_counted_and_no_failure_of_the_command_unless_nothing_completed(
+    failing: range, status: int, told: str, pdemu: Pdemu
+) -> None:
+    numbers = itertools.count()
+
     async def breaks(request: Request) -> AsyncIterator[bytes]:
-        if request.max_tokens == 3 and len(request.body["prompt"].split()) == 50:
+        if request.max_tokens == 3 and len(request.body["prompt"].split()) == 50 and next(numbers) in failing:
             yield event(text_chunk(" a")) + event({"error": {"message": "boom"}})
             return
         async for piece in well_behaved(request):
             yield piece
 
     with ScriptedServer(breaks).in_thread() as server:
-        found = _bench(pdemu, server, "--num-prompts", "3", "--input-len", "50", "--output-len", "3")
-    assert (found["completed"], found["failed"]) == (0, 3)
-    assert found["failed_by_reason"] == {"error in the stream": 3}
-    assert found["mean_ttft_ms"] is None
+        args = ("--num-prompts", "3", "--input-len", "50", "--output-len", "3", "--max-concurrency", "1")
+        ended = pdemu("bench", "--url", server.url, *args, "--json")
+    found = msgspec.json.decode(ended.out)
+    assert ended.code == status
+    assert told in ended.err.splitlines()
+    assert (found["completed"], found["failed"]) == (3 - len(failing), len(failing))
+    assert found["failed_by_reason"] == {"error in the stream": len(failing)}
+    assert (found["mean_ttft_ms"] is None) == (found["completed"] == 0)
 
 
 @pytest.mark.live
@@ -191,7 +207,7 @@ def test_neither_keys_nor_passwords_are_told(pdemu: Pdemu, tmp_path: Path) -> No
             "--save-detailed", "--result-dir", tmp_path,
         )  # fmt: skip
         given = {headers["authorization"] for headers in server.heard}
-    assert ended.code == 0, ended.err
+    assert ended.code == 1, "nothing completed"
     (basic,) = given
     assert basic == "Basic " + base64.b64encode(b"me:open sesame").decode()
     found = msgspec.json.decode(ended.out)
@@ -252,8 +268,10 @@ def test_its_help_has_every_option(pdemu: Pdemu) -> None:
         (["--url", "127.0.0.1:8000"], ["--url 127.0.0.1:8000", "http://127.0.0.1:8000"]),
         (["--url", "http://127.0.0.1:99999"], ["--url http://127.0.0.1:99999", "such as"]),
         ([*URL, "--endpoint", "/v1/embeddings"], ["--endpoint /v1/embeddings", "/v1/chat/completions"]),
-        ([*URL, "--request-rate", "0"], ["--request-rate 0", "above 0"]),
-        ([*URL, "--request-rate", "nan"], ["--request-rate nan", "above 0"]),
+        ([*URL, "--request-rate", "0"], ["--request-rate 0", "from 0.000001 to 1,000,000"]),
+        ([*URL, "--request-rate", "nan"], ["--request-rate nan", "from 0.000001"]),
+        ([*URL, "--request-rate", "-inf"], ["--request-rate -inf", "from 0.000001"]),
+        ([*URL, "--request-rate", "1e300"], ["--request-rate 1e+300", "to 1,000,000"]),
         ([*URL, "--burstiness", "0"], ["--burstiness 0", "above 0"]),
         ([*URL, "--num-prompts", "0"], ["--num-prompts 0", "at least 1"]),
         ([*URL, "--num-warmups", "-1"], ["--num-warmups -1", "at least 0"]),

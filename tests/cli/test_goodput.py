@@ -49,7 +49,7 @@ BAD_OPTIONS: dict[str, tuple[list[str | Path], list[str]]] = {
     "tolerance without a number": ([SMALL, "--tolerance", "tight"], ["--tolerance tight", "2%"]),
     "tolerance above 100%": ([SMALL, "--tolerance", "2"], ["--tolerance 2", "2%"]),
     "tolerance of nothing": ([SMALL, "--tolerance", "0%"], ["--tolerance 0%", "0.1%"]),
-    "rate 0": ([SMALL, "--rate", "0"], ["--rate 0", "above 0"]),
+    "rate 0": ([SMALL, "--rate", "0"], ["--rate 0", "from 0.000001"]),
     "launcher without live": ([SMALL, "--launcher", "local"], ["--launcher local", "--live"]),
     "live in a simulation": ([SMALL, "--live", "--launcher", "simulate"], ["--launcher simulate", "local"]),
     "range of a fixed rate": ([SMALL, "--slo-scale", "--low", "2"], ["--slo-scale", "--rate"]),

@@ -66,7 +66,7 @@ BAD_OPTIONS = {
     "force in a simulation": (["compare", str(SMALL), "--launcher", "simulate", "--force"], ["--force", "simulation"]),
     "checksums in a simulation": (["compare", str(SMALL), "--launcher", "simulate", "--verify-kv"], ["--verify-kv"]),
     "check of a simulation": (["compare", str(SMALL), "--launcher", "simulate", "--check"], ["--check", "live"]),
-    "rate 0": (["compare", str(SMALL), "--rate", "0"], ["--rate 0", "above 0"]),
+    "rate 0": (["compare", str(SMALL), "--rate", "0"], ["--rate 0", "from 0.000001"]),
     "rate not a number": (["compare", str(SMALL), "--rate", "fast"], ["--rate", "valid number"]),
     "duration 0": (["compare", str(SMALL), "--duration", "0"], ["--duration 0", "above 0"]),
     "seed below 0": (["compare", str(SMALL), "--seed", "-1"], ["--seed -1", "0 or more"]),

@@ -90,7 +90,10 @@ def test_lengths_alone_are_told_without_a_rate(lengths: Path, pdemu: Pdemu) -> N
 
 
 BAD_OPTIONS = {
-    "rate 0": (["--rate", "0"], ["--rate 0", "above 0"]),
+    "rate 0": (["--rate", "0"], ["--rate 0", "from 0.000001 to 1,000,000"]),
+    "rate nan": (["--rate", "nan"], ["--rate nan", "from 0.000001"]),
+    "rate too low": (["--rate", "1e-300"], ["--rate 1e-300", "from 0.000001"]),
+    "rate too high": (["--rate", "1e300"], ["--rate 1e+300", "to 1,000,000"]),
     "limit 0": (["--limit", "0"], ["--limit 0", "at least 1"]),
     "no span": (["--slice", "9:3"], ["--slice", "'9:3'", "its end must come after its start"]),
     "unknown unit": (["--trace-time-unit", "min"], ["--trace-time-unit", "ms"]),
@@ -141,10 +144,20 @@ def test_compare_tells_how_a_trace_was_read_and_how_much_of_it_is_sent(
 def test_options_choose_what_is_replayed(burst: Path, tmp_path: Path, pdemu: Pdemu) -> None:
     args = ("--trace", burst, "--slice", "0.3:", "--max-context", "truncate", "--limit", "2", "--duration", "5")
     ended = _compare(pdemu, tmp_path, *args)
-    assert "; 1 cut to the context of 1,024 tokens; 2 sent within 5 s" in ended.err
+    assert (
+        "; 1 cut to the context of 1,024 tokens; 2 sent within 1.2 s: the trace ends before the duration of 5 s"
+        in ended.err
+    )
     (folder,) = (tmp_path / "o").glob("colocated*")
     records = sorted(read_records((folder / "records.jsonl").read_bytes()), key=lambda record: record.scheduled_s)
     assert [(r.scheduled_s, r.prompt_tokens, r.max_tokens) for r in records] == [(0.0, 200, 5), (0.6, 1019, 5)]
+
+
+def test_a_trace_that_ends_early_ends_the_window_too(burst: Path, tmp_path: Path, pdemu: Pdemu) -> None:
+    ended = _compare(pdemu, tmp_path, "--trace", burst, "--rate", "2", "--duration", "60")
+    assert ("4 sent within 2 s: the trace ends before the duration of 60 s, and rates are over 2 s") in ended.err
+    for run in msgspec.json.decode(ended.out)["runs"]:
+        assert (run["duration_s"], run["requested_rate"]) == (pytest.approx(2.0), pytest.approx(2.0))
 
 
 def test_lengths_alone_come_at_random_at_the_rate_that_is_given(lengths: Path, tmp_path: Path, pdemu: Pdemu) -> None:

@@ -59,6 +59,18 @@ def test_a_rate_ramps_up_from_the_first_request_to_the_last() -> None:
     assert arrival_times_s(1, Pace(ramp_up=RampUp("linear", 2.0, 3.0)), 0)[0] > 0
 
 
+@pytest.mark.parametrize(
+    "ramp", [RampUp("linear", 0.5, 20.0), RampUp("exponential", 2.5, 90.0), RampUp("linear", 3, 3)]
+)
+def test_a_ramp_tells_who_is_the_first_with_each_whole_rate(ramp: RampUp) -> None:
+    for n in (0, 1, 2, 37):
+        last, expected = int(ramp.start_rps), []
+        for place, rate in enumerate(ramp.rates(n)):
+            expected += [(rps, place) for rps in range(last + 1, int(rate) + 1)]
+            last = max(last, int(rate))
+        assert ramp.steps(n) == expected
+
+
 # --- plans --------------------------------------------------------------------------------------------------------
 
 TRACE = Trace((TraceRow(0.0, 100, 10), TraceRow(1.0, 200, 20), TraceRow(4.0, 300, 30)))

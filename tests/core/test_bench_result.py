@@ -134,6 +134,11 @@ def test_infinite_rates_are_words() -> None:
     ramp = document(TWO, pace=Pace(ramp_up=RampUp("linear", 1.0, 3.0)))
     assert (ramp["ramp_up_strategy"], ramp["ramp_up_start_rps"], ramp["ramp_up_end_rps"]) == ("linear", 1.0, 3.0)
     assert ramp["requested_rate"] == pytest.approx(2.0)
+    assert ramp["rps_change_events"] == [
+        {"rps": 1.0, "timestamp": "1970-01-01T00:00:00+00:00"},
+        {"rps": 2, "timestamp": "1970-01-01T00:00:00.500000+00:00"},
+        {"rps": 3, "timestamp": "1970-01-01T00:00:00.500000+00:00"},
+    ]
 
 
 def test_records_are_those_of_every_run() -> None:

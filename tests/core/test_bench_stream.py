@@ -121,11 +121,20 @@ def test_an_error_in_the_middle_ends_it(error: dict[str, Any]) -> None:
     assert seen.token_times_s == [1.0]
 
 
-@pytest.mark.parametrize("garbage", [b"{", b"[1]", b'{"choices": 3}', b'{"choices": [{"text": "\xff"}]}', b"\xff"])
+DEEP = b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"{", b"[1]", b'{"choices": 3}', b'{"choices": [{"text": "\xff"}]}', b"\xff", DEEP]
+)
 def test_what_is_no_chunk_is_a_failure(garbage: bytes) -> None:
     seen = read(text("a"), garbage, text("b", "stop"))
     assert seen.reason == "malformed chunk"
     assert seen.token_times_s == [1.0]
+
+
+def test_the_body_of_an_error_may_be_anything() -> None:
+    assert error_body_text(DEEP).startswith('{"x": [[[')
 
 
 def test_characters_may_come_in_two_reads_and_events_in_one() -> None:

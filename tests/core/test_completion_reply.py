@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.core.api_error import ApiError
+from emulator.core.completion_fields import ChatBody, CompletionBody, read_body
 from emulator.core.completion_reply import Reply, error_event
 from emulator.core.completion_request import Generation, chat, completion
 from emulator.core.vocabulary import encode
@@ -19,8 +20,9 @@ from tests.sse import events_of, read_stream
 def generation(*, in_chat: bool = False, **body: Any) -> Generation:
     if in_chat:
         data = msgspec.json.encode({"messages": [{"role": "user", "content": "hi"}]} | body)
-        return chat(data, model="m", context_tokens=1_000)
-    return completion(msgspec.json.encode({"prompt": "ba ba"} | body), model="m", context_tokens=1_000)
+        return chat(read_body(data, ChatBody, 1_000), model="m", context_tokens=1_000)
+    data = msgspec.json.encode({"prompt": "ba ba"} | body)
+    return completion(read_body(data, CompletionBody, 1_000), model="m", context_tokens=1_000)
 
 
 def reply(asked: Generation) -> Reply:

@@ -21,6 +21,7 @@ from tests.examples import examples
 FILE = "trace.txt"
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens"
 MOONCAKE = '{"timestamp": 0, "input_length": 10, "output_length": 5}'
+DEEP = '{"timestamp": 1, "input_length": 5, "output_length": 5, "hash_ids": ' + "[" * 100_000 + "]" * 100_000 + "}"
 VIDUR = "arrived_at,num_prefill_tokens,num_decode_tokens"
 
 
@@ -207,7 +208,7 @@ def test_an_instant_may_hold_no_request() -> None:
         f'{{"timestamp": 2000, "requests": [{request}]}}',
     )
     assert [row.time_s for row in trace.rows] == [0.0, 0.0, 1.0]
-    assert "no request is left of 0 rows" in _refusal('{"timestamp": 0, "requests": []}')
+    assert "there is no request in it; give a file" in _refusal('{"timestamp": 0, "requests": []}')
 
 
 # --- refused ------------------------------------------------------------------------------------------------------
@@ -222,6 +223,9 @@ def test_an_instant_may_hold_no_request() -> None:
         (["{", '"timestamp": 0}'], "line 1", "expected one JSON object a line"),
         ([MOONCAKE, '{"timestamp": 1, "input_length"'], "line 2", "expected one JSON object a line"),
         ([MOONCAKE, "[1, 2]"], "line 2", "expected one JSON object a line"),
+        ([MOONCAKE, DEEP], "line 2", "nested too deeply; expected one JSON object a line"),
+        ([DEEP], "line 1", "nested too deeply; expected one JSON object a line"),
+        (['{"timestamp": 0, "requests": []}', DEEP], "line 2", "nested too deeply"),
         ([MOONCAKE, MOONCAKE + MOONCAKE], "line 2", "expected one JSON object a line"),
         ([MOONCAKE, _request(timestamp=-1)], "line 2", "timestamp -1 is not a time"),
         ([MOONCAKE, _request(input_length=-1)], "line 2", "input_length -1 is not a number of tokens"),

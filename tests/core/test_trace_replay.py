@@ -43,10 +43,29 @@ def test_seeds_move_the_requests_and_rates_keep_their_pattern() -> None:
     assert fast == pytest.approx([time_s / 2 for time_s in slow])
 
 
-def test_a_short_file_ends_early() -> None:
+def test_a_short_file_ends_early_and_the_arrival_window_with_it() -> None:
+    """The time for what still runs then ends when it would have ended."""
     plan = _plan(20.0, trace=msgspec.structs.replace(UNTIMED, rows=UNTIMED.rows[:10]))
     assert len(plan.open) == 10
     assert plan.open[-1].scheduled_s < 10.0
+    assert plan.duration_s == pytest.approx(plan.open[-1].scheduled_s * 10 / 9)
+    assert plan.duration_s + plan.drain_s == pytest.approx(115.0)
+
+
+def test_the_window_of_a_trace_that_ends_early_holds_its_rate() -> None:
+    even = Trace(tuple(TraceRow(float(n), 1, 1) for n in range(50)))
+    for rate_per_s in (0.5, 2.0, 5.0):
+        plan = _plan(rate_per_s, trace=even)
+        assert len(plan.open) == 50
+        assert len(plan.open) / plan.duration_s == pytest.approx(rate_per_s)
+    assert _plan(0.4, trace=even).duration_s == 100.0, "not all of it is sent"
+
+
+def test_other_traffic_keeps_the_window_of_a_short_trace_open() -> None:
+    other = traffic.Stream(name="other", arrivals=traffic.Poisson(rate_per_s=1), prompt_tokens=1, output_tokens=1)
+    assert plan_load(_workload(STREAM, other), {"lengths": TIMED}).duration_s == 100.0
+    at_once = Trace((TraceRow(0.0, 1, 1), TraceRow(0.0, 1, 1)))
+    assert plan_load(_workload(STREAM), {"lengths": at_once}).duration_s == 100.0, "nobody knows how fast they come"
 
 
 def test_lengths_alone_have_no_rate_of_their_own() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import logging
 import socket
 import subprocess
 import sys
@@ -138,6 +140,39 @@ async def test_a_body_beyond_the_limit_is_refused_and_the_next_request_served() 
         assert answer.status == 413
         assert "1000 bytes" in answer.json()["error"]["message"]
         assert (await client.ask("GET", "/", b"x" * 1_000)).body == b"1000"
+
+
+async def test_a_packed_body_is_refused_and_never_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unpack(*_: object, **__: object) -> None:
+        raise AssertionError("a body is unpacked")
+
+    monkeypatch.setattr("aiohttp.http_parser.DeflateBuffer.__init__", unpack)
+    async with serving(lambda exchange: exchange.answer(200, exchange.body)) as (_, port), connected(port) as client:
+        answer = await client.ask("GET", "/", gzip.compress(b"a" * 1_000_000), {"content-encoding": "GZIP"})
+        assert answer.status == 415
+        assert "send the body as it is" in answer.json()["error"]["message"]
+        assert (await client.ask("GET", "/", b"x", {"content-encoding": "identity"})).body == b"x"
+
+
+async def test_a_body_that_takes_long_to_come_is_refused_before_it_is_there() -> None:
+    async with serving(lambda exchange: exchange.answer(200, b"{}")) as (_, port), connected(port) as client:
+        client.writer.write(b"GET / HTTP/1.1\r\nhost: x\r\ncontent-length: 10000000\r\n\r\n" + b"x" * 200_000)
+        assert (await client.answer()).status == 413
+
+
+async def test_what_is_no_http_is_told_so_and_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(_: Exchange) -> None:
+        raise RuntimeError("a mistake")
+
+    with caplog.at_level(logging.DEBUG):
+        async with serving(fail) as (_, port):
+            for data in (b"nonsense\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"GET / HTTP/1.1\r\na b: c\r\n\r\n"):
+                async with connected(port) as client:
+                    client.writer.write(data)
+                    assert (await client.head())[0] == 400
+            assert "Traceback" not in caplog.text
+            assert (await ask(port, "GET", "/")).status == 500
+    assert "a mistake" in caplog.text
 
 
 def test_a_taken_port_is_refused_in_a_sentence() -> None:

@@ -32,6 +32,12 @@ class RampUp:
             return self.start_rps + (self.end_rps - self.start_rps) * progress
         return self.start_rps * (self.end_rps / self.start_rps) ** progress
 
+    def steps(self, n: int) -> list[tuple[int, int]]:
+        """Each whole rate that is reached after the first request, with the place of the request that has it."""
+        reached = np.floor(self.rates(n)).astype(np.int64)
+        places = np.searchsorted(reached, np.arange(int(self.start_rps) + 1, reached[-1] + 1)) if n else ()
+        return [(int(reached[0]) + step, int(place)) for step, place in enumerate(places, start=1)]
+
 
 @dataclass(frozen=True, slots=True)
 class Pace:

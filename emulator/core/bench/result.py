@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -34,12 +35,16 @@ _MS = 1e3
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """A load test that has ended: every request that was due, how late the generator's loop ran, how long it took."""
+    """A load test that has ended: every request that was due, how late the generator's loop ran, how long it took.
+
+    It began at `began_unix_s`, in seconds of the wall since 1970.
+    """
 
     exchanges: Sequence[Exchange]
     loop_lag_s: Sequence[float]
     duration_s: float
     interrupted: bool = False
+    began_unix_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,7 @@ def fold(observed: Observed, asked: Asked, *, detailed: bool = False) -> dict[st
     records = [exchange.record() for exchange in exchanges]
     from_send = metrics.measure([_sent_on_schedule(record) for record in records])
     from_schedule = metrics.measure(records)
-    document = asked.head | _traffic(asked) | _totals(observed, from_send)
+    document = asked.head | _traffic(asked) | _ramp(asked, observed) | _totals(observed, from_send)
     if detailed:
         document |= _details(exchanges)
     document |= _peaks(records)
@@ -83,16 +88,36 @@ def _sent_on_schedule(record: Record) -> Record:
 
 def _traffic(asked: Asked) -> dict[str, Any]:
     pace = asked.pace
-    traffic: dict[str, Any] = {
+    return {
         "request_rate": _finite(pace.request_rate),
         "burstiness": _finite(pace.burstiness),
         "max_concurrency": asked.max_concurrency,
     }
-    if pace.ramp_up is not None:
-        traffic["ramp_up_strategy"] = pace.ramp_up.strategy
-        traffic["ramp_up_start_rps"] = pace.ramp_up.start_rps
-        traffic["ramp_up_end_rps"] = pace.ramp_up.end_rps
-    return traffic
+
+
+def _ramp(asked: Asked, observed: Observed) -> dict[str, Any]:
+    """What was asked of the rate, and when it reached each whole number of requests per second."""
+    ramp = asked.pace.ramp_up
+    if ramp is None:
+        return {}
+    scheduled_s = [exchange.request.scheduled_s for exchange in observed.exchanges]
+    scale_time = asked.head.get("scale_time") or 1.0
+    begun = {"rps": ramp.start_rps, "timestamp": _utc(observed.began_unix_s)}
+    reached = [
+        {"rps": rps, "timestamp": _utc(observed.began_unix_s + scheduled_s[place] * scale_time)}
+        for rps, place in ramp.steps(asked.head.get("num_prompts", 0) or len(scheduled_s))
+        if place < len(scheduled_s)
+    ]
+    return {
+        "ramp_up_strategy": ramp.strategy,
+        "ramp_up_start_rps": ramp.start_rps,
+        "ramp_up_end_rps": ramp.end_rps,
+        "rps_change_events": [begun, *reached],
+    }
+
+
+def _utc(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).isoformat()
 
 
 def _finite(value: float) -> float | str:

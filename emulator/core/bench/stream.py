@@ -108,7 +108,7 @@ class OpenAiStream:
                 return
             try:
                 chunk = self._decoder.decode(data)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 self._seen.fail(MALFORMED, f"{error}: {excerpt(data, self._hidden)}")
                 return
             self._chunk(chunk, now_s)
@@ -163,7 +163,7 @@ def error_body_text(body: bytes, hidden: Redaction = NOTHING_HIDDEN) -> str:
     """The same of the body of an answer that is no success: JSON, or whatever it is."""
     try:
         found = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return excerpt(body, hidden)
     return error_text(found, hidden)
 

@@ -10,7 +10,7 @@ import msgspec
 from emulator.core.errors import ConfigError
 from emulator.core.trace_formats.columns import Columns
 from emulator.core.trace_formats.forms import AIBRIX, BAILIAN, JSON_LINES, MOONCAKE, RAGPULSE, TABLES, Form, known
-from emulator.core.trace_formats.lines import json_lines, not_an_object, read_lines
+from emulator.core.trace_formats.lines import decoded, json_lines, read_lines
 from emulator.core.trace_formats.table import csv_rows, has, read_table
 from emulator.core.trace_formats.values import shorten
 from emulator.core.traffic import TimeUnit, TraceFormat
@@ -92,10 +92,7 @@ def _of_object(file: str, at: int, line: str) -> Form | None:
 
 
 def _object(file: str, at: int, line: str) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(line, type=dict[str, Any])
-    except msgspec.DecodeError as error:
-        raise not_an_object(file, at, error) from None
+    return decoded(msgspec.json.Decoder(dict[str, Any]), file, at, line)
 
 
 def _no_requests(file: str, what: str) -> ConfigError:

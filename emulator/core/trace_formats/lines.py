@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -13,6 +13,8 @@ from emulator.core.trace_formats.columns import Columns
 from emulator.core.trace_formats.forms import AIBRIX, Form
 from emulator.core.trace_formats.values import time_ns, time_problem, tokens, tokens_problem
 from emulator.core.traffic import TimeUnit
+
+T = TypeVar("T")
 
 
 class _Request(msgspec.Struct, gc=False):
@@ -91,28 +93,26 @@ def json_lines(text: str) -> Iterator[tuple[int, str]]:
             yield at, line
 
 
-def not_an_object(file: str, line: int, error: Exception) -> ConfigError:
-    """The refusal of a line that is not what every line of such a file is."""
-    return ConfigError(f"{file}: line {line}: {error}; expected one JSON object a line")
+def decoded(decoder: msgspec.json.Decoder[T], file: str, at: int, line: str) -> T:
+    """The object of a line; raises ConfigError for a line that is not what every line of such a file is."""
+    try:
+        return decoder.decode(line)
+    except (msgspec.DecodeError, RecursionError) as error:
+        what = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise ConfigError(f"{file}: line {at}: {what}; expected one JSON object a line") from None
 
 
 def _requests(text: str, file: str) -> Iterator[_Found]:
-    decode = msgspec.json.Decoder(_Request, float_hook=Decimal).decode
+    decoder = msgspec.json.Decoder(_Request, float_hook=Decimal)
     for at, line in json_lines(text):
-        try:
-            row = decode(line)
-        except msgspec.DecodeError as error:
-            raise not_an_object(file, at, error) from None
+        row = decoded(decoder, file, at, line)
         yield at, row.timestamp, row.input_length, row.output_length
 
 
 def _instants(text: str, file: str) -> Iterator[_Found]:
-    decode = msgspec.json.Decoder(_Instant, float_hook=Decimal).decode
+    decoder = msgspec.json.Decoder(_Instant, float_hook=Decimal)
     for at, line in json_lines(text):
-        try:
-            instant = decode(line)
-        except msgspec.DecodeError as error:
-            raise not_an_object(file, at, error) from None
+        instant = decoded(decoder, file, at, line)
         for request in instant.requests:
             prompt, output = request.prompt_length, request.output_length
             prompt = request.old_prompt_length if prompt is None else prompt
