@@ -9,8 +9,7 @@ decode node.
 With `preemption = "prefill"` a decode node gives up what it has no memory for any more: the request starts anew, with
 all its tokens so far as the prompt, and its stream goes on.
 
-One node serves a request alone, and no KV moves, where `conditional` says so, where both choices fall on one node, and
-where the KV could not move between them (see `core.placement`): then the decode node prefills as well.
+Which nodes are asked first, one that serves a request alone or two, `core.dispatch` says.
 
 A node knows a request by an id of its own for each attempt, so that what a lost attempt still says can never be taken
 for the present one.
@@ -24,6 +23,7 @@ from __future__ import annotations
 import math
 
 from emulator.core import handover
+from emulator.core.dispatch import Alone, HandOver, choose
 from emulator.core.effects import Send
 from emulator.core.messages import (
     Abort,
@@ -54,6 +54,7 @@ from emulator.core.messages import (
     Welcome,
 )
 from emulator.core.placement import ATTEMPT, Node, Phase, Placement, Request, request_id_of
+from emulator.core.recent_ids import RecentIds
 from emulator.core.records import RequestTimes
 from emulator.core.run_spec import RouterSpec
 
@@ -69,9 +70,7 @@ class Router:
         self._clients: set[str] = set()
         self._requests: dict[str, Request] = {}
         self._attempts: dict[str, Request] = {}
-        self._ended: set[str] = set()
-        self._ended_before: set[str] = set()
-        self._swept_s = 0.0
+        self._ended = RecentIds(spec.node_lost_s)
         self._away: dict[str, Node] = {}
         self.ignored = 0
         self.lost_nodes: list[str] = []
@@ -153,8 +152,7 @@ class Router:
             if now_s - request.submitted_s > self._spec.request_s:
                 late = f"not finished within {self._spec.request_s:g} s"
                 sends += self._end(request, "error", late, cause="timeout")
-        if now_s - self._swept_s >= self._spec.node_lost_s:
-            self._ended_before, self._ended, self._swept_s = self._ended, set(), now_s
+        self._ended.forget(now_s)
         return sends
 
     # --- clients ----------------------------------------------------------------------------------------------
@@ -183,7 +181,7 @@ class Router:
             return f"a request id must not contain {ATTEMPT}"
         if request_id in self._requests:
             return "this request id is in use"
-        if request_id in self._ended or request_id in self._ended_before:
+        if request_id in self._ended:
             return "this request id was in use until just now"
         return ""
 
@@ -192,44 +190,15 @@ class Router:
     def _dispatch(self, request: Request) -> list[Send]:
         """Give a request to the nodes that are asked first."""
         request.begin_attempt()
-        if (phase := self._served_alone(request)) is not None:
-            return self._generate(request, phase)
-        recomputes = self._spec.preemption == "recompute"
-        prefill = self._nodes.pick_prefill(request, request.prompt_tokens if recomputes else request.total_tokens)
-        if prefill is None:
-            return self._no_node(request, "prefill")
-        if self._queue_is_long(prefill):
-            return self._generate(request, "decode")
-        if self._spec.admission == "prefill_first" and not self._nodes.both_ways:
-            return self._hand_over(request, prefill, None)
-        decode = self._nodes.pick_decode(request.total_tokens, prefill)
-        if decode is not None and self._nodes.may_move(prefill, decode):
-            return self._hand_over(request, prefill, decode)
-        return self._generate_on(request, decode, "decode")
+        chosen = choose(self._spec, self._nodes, request)
+        if isinstance(chosen, Alone):
+            return self._serve_alone(request, chosen.node)
+        if isinstance(chosen, HandOver):
+            return self._hand_over(request, chosen.prefill, chosen.decode)
+        return self._no_node(request, chosen.phase)
 
-    def _served_alone(self, request: Request) -> Phase | None:
-        """As what a node is picked that serves a request all by itself, whatever else is to do; None where two may."""
-        if not self._spec.disaggregated:
-            return "colocated"
-        if self._spec.first_token == "prefill" and request.max_tokens == 1:
-            return "prefill"
-        conditional = self._spec.conditional
-        threshold = conditional.eff_isl_threshold if conditional is not None else None
-        return "decode" if threshold is not None and request.prompt_tokens <= threshold else None
-
-    def _queue_is_long(self, prefill: Node) -> bool:
-        """Whether a prompt had better not wait at this node."""
-        conditional = self._spec.conditional
-        most = conditional.max_prefill_queue_size if conditional is not None else None
-        return most is not None and prefill.prefilling > most
-
-    def _generate(self, request: Request, phase: Phase) -> list[Send]:
-        return self._generate_on(request, self._nodes.pick(phase, request.total_tokens), phase)
-
-    def _generate_on(self, request: Request, node: Node | None, phase: Phase) -> list[Send]:
+    def _serve_alone(self, request: Request, node: Node) -> list[Send]:
         """Have one node serve a request all by itself."""
-        if node is None:
-            return self._no_node(request, phase)
         self._attempts[request.attempt_id] = request
         self._nodes.give_prefill(request, node)
         self._nodes.give_decode(request, node)
