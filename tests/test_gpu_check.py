@@ -80,7 +80,8 @@ def test_failed_tests_and_contention_that_is_not_seen_do_not_hold(folder: Path) 
 
 
 @pytest.mark.parametrize(
-    ("status", "told"), [("124", "out of time after 110 s"), ("2", "exit 2 after 110 s"), ("", "")]
+    ("status", "told"),
+    [("124", "out of time after 110 s"), ("137", "killed after 110 s"), ("2", "exit 2 after 110 s"), ("", "")],
 )
 def test_tests_that_did_not_come_to_their_end_have_not_passed(folder: Path, status: str, told: str) -> None:
     """Whatever they had written until then."""

@@ -175,7 +175,7 @@ def how_ended(part: Ended) -> str:
     """In a few words; the exit statuses are those of `timeout`."""
     if part.exit_status is None:
         return "not run"
-    return "out of time" if part.exit_status in (124, 137) else f"exit {part.exit_status}"
+    return {124: "out of time", 137: "killed"}.get(part.exit_status, f"exit {part.exit_status}")
 
 
 def _ended_line(part: Ended) -> str:

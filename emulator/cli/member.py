@@ -34,7 +34,7 @@ from emulator.lab.catalog_files import load_catalog
 from emulator.lab.run_folder import pretty
 from emulator.lab.scale import apply_scale
 from emulator.lab.sites import ShapingName
-from emulator.lab.topology_files import load_traces
+from emulator.lab.topology_files import load_topology, load_traces
 from emulator.live.control import CurveKeys
 from emulator.live.process import tell as tell_launcher
 from emulator.live.status import Failed, Ready, Status, Waiting
@@ -259,8 +259,12 @@ def compose(
     topology: Annotated[Path, typer.Argument(metavar="TOPOLOGY", help="Topology file (TOML).")],
 ) -> None:
     """Print a compose file that runs one deployment of TOPOLOGY in containers."""
+    run = options.plan()
     given = {"trace": options.trace, "calibration": options.calibration}
-    text = containers.render_for_hand(options.plan(), topology, options.environment(), given)
+    if run.device.calibration is not None and options.calibration is None:
+        named = load_topology(topology).device.calibration  # which may lie outside the folder of the topology
+        given["calibration"] = None if named is None else Path(named)
+    text = containers.render_for_hand(run, topology, options.environment(), given)
     typer.echo(text, nl=False)
 
 

@@ -23,6 +23,8 @@ They are counted by commas, and by quotes with a colon after them, which in a te
 MOST_MESSAGES = 8_192
 MOST_STOPS = 64
 MOST_METADATA = 16
+MOST_TOKENS_NAMED = 1_024
+"""So many tokens may be named by a field of a request, beside its prompt."""
 LARGEST_TOKEN_ID = 2**31 - 1
 
 Natural = Annotated[int, msgspec.Meta(ge=0)]
@@ -32,7 +34,6 @@ Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_TOKEN_ID)]
 OwnTokenId = Annotated[int, msgspec.Meta(ge=0, lt=SIZE)]
-TokenKey = Annotated[str, msgspec.Meta(pattern="^[0-9]+$")]
 Bias = Annotated[float, msgspec.Meta(ge=-100, le=100)]
 Anything = dict[str, msgspec.Raw]
 
@@ -71,7 +72,7 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True):
     min_tokens: Natural | None = None
     ignore_eos: bool | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: Annotated[list[TokenId], msgspec.Meta(max_length=MOST_TOKENS_NAMED)] | None = None
     include_stop_str_in_output: bool | None = None
     n: int | None = None
     best_of: int | None = None
@@ -93,7 +94,7 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True):
     length_penalty: float | None = None
     use_beam_search: bool | None = None
     seed: Int64 | None = None
-    logit_bias: dict[TokenKey, Bias] | None = None
+    logit_bias: Annotated[dict[str, Bias], msgspec.Meta(max_length=MOST_TOKENS_NAMED)] | None = None
     allowed_token_ids: list[TokenId] | None = None
     bad_words: list[str] | None = None
     response_format: ResponseFormat | None = None

@@ -153,6 +153,8 @@ def _check(body: CompletionBody | ChatBody, model: str) -> None:
         raise invalid("truncate_prompt_tokens: not emulated; send a shorter prompt", "truncate_prompt_tokens")
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options is only allowed when stream is true", "stream_options")
+    if not all(key.isascii() and key.isdecimal() for key in body.logit_bias or ()):
+        raise invalid("logit_bias: its keys must be token ids", "logit_bias")
     check_response_format(body.response_format)
 
 

@@ -7,6 +7,7 @@ for many steps. Whoever reads them sees no difference (`expand_all`, `expand_ste
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
@@ -213,3 +214,14 @@ def read_steps(data: bytes) -> list[StepRecord]:
 def read_memory(data: bytes) -> list[MemoryRecord]:
     """Rows of memory from JSON lines; raises msgspec.ValidationError for a row that is not one."""
     return msgspec.json.Decoder(MemoryRecord).decode_lines(data)
+
+
+def numbered(records: Sequence[Record]) -> list[Record]:
+    """The records, each with an id of its own: the second of a name is `name#2`."""
+    times: Counter[str] = Counter()
+    found = []
+    for record in records:
+        times[record.request_id] += 1
+        n = times[record.request_id]
+        found.append(record if n == 1 else msgspec.structs.replace(record, request_id=f"{record.request_id}#{n}"))
+    return found

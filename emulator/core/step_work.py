@@ -7,6 +7,7 @@ device meanwhile makes the step longer, and that is what contention is.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -15,6 +16,10 @@ import msgspec
 MOST_GEMM_S = 200e-6
 """Longer GEMMs are left out where there are shorter ones: a kernel that runs is not interrupted, so work on another
 stream may have to wait for so long."""
+
+LEAST_UNIT_S = 1e-9
+MOST_READ_BYTES_PER_S = 1e15
+"""No unit of work is shorter, and no device reads faster."""
 
 
 class UnitTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -32,9 +37,13 @@ class UnitTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     read_launch_s: float
 
     def __post_init__(self) -> None:
-        if not all(unit > 0 for unit in (self.fill_s, self.read_bytes_per_s, *(seconds for _, seconds in self.gemm_s))):
-            raise ValueError("units of work must take longer than 0 s, and reads be faster than 0 B/s")
-        if not (self.fill_launch_s >= 0 and self.read_launch_s >= 0):
+        if not all(
+            LEAST_UNIT_S <= unit_s < math.inf for unit_s in (self.fill_s, *(seconds for _, seconds in self.gemm_s))
+        ):
+            raise ValueError(f"units of work must take {LEAST_UNIT_S:g} s or longer")
+        if not 0 < self.read_bytes_per_s <= MOST_READ_BYTES_PER_S:
+            raise ValueError(f"reads must be faster than 0 B/s, and no faster than {MOST_READ_BYTES_PER_S:g} B/s")
+        if not all(0 <= launch_s < math.inf for launch_s in (self.fill_launch_s, self.read_launch_s)):
             raise ValueError("launches must not take less than 0 s")
 
 

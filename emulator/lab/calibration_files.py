@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from emulator.core.calibration import Calibration, parse, to_toml
@@ -20,8 +21,8 @@ def read_calibration(path: Path) -> Calibration:
 
 def check_writable(path: Path) -> None:
     """Find out before measuring whether the file can be written, which is left as it is; raises ConfigError."""
-    target = path.resolve()
-    if target.exists() and not target.is_file():
+    target = _target(path)
+    if target.is_symlink() or (target.exists() and not target.is_file()):
         raise ConfigError(f"--out {path}: is not a regular file; give the name of one")
     if not target.parent.is_dir():
         raise ConfigError(f"--out {path}: cannot be written; give a file in a folder that exists")
@@ -36,7 +37,7 @@ def check_writable(path: Path) -> None:
 
 def write_calibration(path: Path, calibration: Calibration) -> None:
     """Write the file, or what a link by this name leads to, whole or not at all."""
-    target = path.resolve()
+    target = _target(path)
     partial = _partial(target)
     try:
         partial.write_text(to_toml(calibration), encoding="utf-8")
@@ -44,6 +45,11 @@ def write_calibration(path: Path, calibration: Calibration) -> None:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def _target(path: Path) -> Path:
+    """What links lead to; a link still where they lead in a circle."""
+    return Path(os.path.realpath(path))
 
 
 def _partial(target: Path) -> Path:

@@ -331,6 +331,7 @@ def render_for_hand(run: RunSpec, topology: Path, options: Mapping[str, str], fi
     mounts, environment = [], dict(options)
     for name, file in {"topology": topology, **files}.items():
         if file is not None:
-            mounts.append(mount(file.resolve().parent, f"{name}:ro"))
-            environment[f"PDEMU_{name.upper()}"] = f"{LAB}/{name}/{file.name}"
+            target = Path(os.path.realpath(file))  # a link may lead out of its folder
+            mounts.append(mount(target.parent, f"{name}:ro"))
+            environment[f"PDEMU_{name.upper()}"] = f"{LAB}/{name}/{target.name}"
     return render(run, environment, mounts, f"./runs:{LAB}/runs")

@@ -50,7 +50,8 @@ async def open_device(
     loop, run = asyncio.get_running_loop(), task.run
     if not run.device.computes:
         return VirtualDevice(loop, step_done, step_progress, node.name)
-    open_backend, open_store, sharers = _numpy(task, node) if run.device.kind == "numpy" else _cuda(task, node)
+    opening = _numpy if run.device.kind == "numpy" else _cuda
+    open_backend, open_store, sharers = await asyncio.to_thread(opening, task, node)  # which may load CuPy
 
     def open_hardware(stop: threading.Event) -> Hardware:
         backend = open_backend()

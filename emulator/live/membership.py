@@ -29,7 +29,7 @@ from emulator.core.messages import (
     Tokens,
 )
 from emulator.core.probe import Probe
-from emulator.core.records import Record
+from emulator.core.records import Record, numbered
 from emulator.core.run_summary import EndedBy
 from emulator.core.workload import LoadPlan
 from emulator.live.clock import ModelClock
@@ -143,10 +143,13 @@ class Membership:
         )
 
     def guests_records(self) -> list[Record]:
-        """Records of the requests of other clients: their own, or what the router saw of those that are gone."""
+        """Records of the requests of other clients: their own, or what the router saw of those that are gone.
+
+        An id that came before, as of a guest that was killed and started anew, has a number behind it.
+        """
         guests = self._reports.others(self._members)
         records = [record for name in guests for record in self._reports.get(name, GuestReport).records]
-        return [*records, *self._reports.get(ROUTER, RouterReport).abandoned]
+        return numbered([*records, *self._reports.get(ROUTER, RouterReport).abandoned])
 
     @property
     def _members(self) -> list[str]:

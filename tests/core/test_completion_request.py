@@ -147,6 +147,8 @@ def test_usage_is_told_as_asked() -> None:
         ({"logit_bias": 5}, "logit_bias"),
         ({"logit_bias": {"1": 101}}, "logit_bias"),
         ({"logit_bias": {"a": 1}}, "logit_bias"),
+        ({"logit_bias": {str(token): 1 for token in range(1_025)}}, "logit_bias"),
+        ({"stop_token_ids": [5] * 1_025}, "stop_token_ids"),
         ({"response_format": 5}, "response_format"),
         ({"response_format": {"type": "x"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),

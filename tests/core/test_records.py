@@ -16,6 +16,7 @@ from emulator.core.records import (
     expand_all,
     expand_steps,
     expand_times,
+    numbered,
     read_records,
     read_steps,
     write_rows,
@@ -127,3 +128,9 @@ def test_a_record_says_at_least_what_the_run_directory_promises() -> None:
     assert set(promised.split()) <= set(Record.__struct_fields__)
     promised = "node kind start_s end_s planned_s prefill_tokens decode_batch requests"
     assert set(promised.split()) <= set(StepRecord.__struct_fields__)
+
+
+def test_an_id_that_comes_again_is_numbered() -> None:
+    records = [made_record(request_id) for request_id in ("a", "b", "a", "a")]
+    assert [record.request_id for record in numbered(records)] == ["a", "b", "a#2", "a#3"]
+    assert numbered(records)[:2] == records[:2]

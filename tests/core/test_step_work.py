@@ -138,6 +138,8 @@ def test_what_is_too_short_for_its_launch_is_done_by_the_other_or_left_to_the_pa
         {"fill_launch_s": -1e-6},
         {"read_launch_s": float("nan")},
         {"fill_s": float("nan")},
+        {"fill_s": 1e-300},
+        {"read_bytes_per_s": 1e300},
     ],
     ids=str,
 )

@@ -89,6 +89,17 @@ def test_what_is_asked_for_is_in_every_members_environment() -> None:
         assert "/data:/lab/trace:ro" in service
 
 
+def test_a_link_is_mounted_as_what_it_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    there = tmp_path / "there" / "h200.toml"
+    there.touch()
+    link = tmp_path / "link.toml"
+    link.symlink_to(there)
+    text = render_for_hand(_run(SMALL, "1P1D"), SMALL, {}, {"calibration": link})
+    assert 'PDEMU_CALIBRATION: "/lab/calibration/h200.toml"' in text
+    assert f"{there.parent}:/lab/calibration:ro" in text
+
+
 def _gpus(services: dict[str, str]) -> dict[str, str]:
     """Which GPU each service reserves."""
     reserved = re.compile(

@@ -181,7 +181,7 @@ def test_a_calibration_is_read_as_figures(found: Calibration, tmp_path: Path) ->
     ("kind", "changes", "expected"),
     [
         ("cuda", {}, "mine.toml: is of device cuda, and steps are to run on numpy"),
-        ("numpy", {"read": STILL}, "cannot be planned by the calibration of Fake H100: units of work must"),
+        ("numpy", {"read": STILL}, "cannot be planned by the calibration of Fake H100: reads must be"),
         ("numpy", {"gemms": (), "read": None}, "has no gemms and read: steps cannot be planned by it"),
     ],
 )

@@ -67,5 +67,12 @@ def test_where_no_scale_suffices_none_is_suggested() -> None:
         foresee_kv_bytes(a_run(NUMPY, pair()), 250)
 
 
+def test_where_few_requests_share_a_node_one_more_may_come_at_a_time() -> None:
+    """Three requests in turn: a simulation never sees two of them at once, real time may."""
+    load = load_plan([request(f"r{n}", at_s=100.0 * n, prompt_tokens=160, max_tokens=16) for n in range(3)])
+    run = msgspec.structs.replace(run_spec([node_spec()], load), device=NUMPY)
+    assert foresee_kv_bytes(run, MUCH) == 2 * 11 * 16_000
+
+
 def test_host_memory_is_nothing_to_a_gpu() -> None:
     assert foresee_kv_bytes(a_run(DevicePlan(kind="cuda"), pair()), 1) == int(101 * 16_000 * RETAINED_MARGIN)
